@@ -22,9 +22,19 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 AGAIN_S = 1.0
-MESSAGE_BYTES_MAX = 64 << 20
-QUEUED_MAX = 20_000
-"""Messages; twice what vLLM keeps for a replay."""
+AGAIN_MAX_S = 10.0
+"""Between two connections of which the first did not last longer."""
+LOG_S = 60.0
+MESSAGE_BYTES_MAX = 8 << 20
+"""A step of vLLM that stores 80,000 blocks of 16 tokens; that is a third of a second of work."""
+CONTAINERS_MAX = 1 << 18
+"""Lists and maps of a message. Empty ones take a byte each there, and sixty here."""
+QUEUED_MAX = 1_000
+"""Messages; more wait at the server."""
+REPLAYED_QUEUED_MAX = 20_000
+"""Twice what vLLM keeps: its replay loses what finds no room."""
+WORK_S = 0.005
+"""After so much work in the event loop others get as much of its time."""
 HEARTBEAT_MS = 2_000
 SILENT_MS = 10_000
 """A server that answers no heartbeat for so long is taken for gone."""
@@ -56,10 +66,19 @@ class KVEventSubscriber:
         self._failed = failed
         self._replay: asyncio.Task[None] | None = None
         self._problem = ""
+        self._log_again_s = 0.0
+        self._is_refusal_told = False
+        self._worked_s = 0.0
 
     async def run(self) -> NoReturn:
-        """Follow until cancelled, through every loss of the connection."""
+        """Follow until cancelled, through every loss of the connection.
+
+        Each connection has sockets of its own: what was queued of the one before would be taken
+        for what the server's next life holds.
+        """
+        loop, pause_s = asyncio.get_running_loop(), AGAIN_S
         while True:
+            began_s = loop.time()
             with zmq.asyncio.Context() as context:
                 try:
                     await self._follow(context)
@@ -69,18 +88,33 @@ class KVEventSubscriber:
                 finally:
                     self._cache.disconnected()
                     context.destroy(linger=0)
-            await asyncio.sleep(AGAIN_S)
+            lasted = loop.time() - began_s > AGAIN_MAX_S
+            pause_s = AGAIN_S if lasted else min(2 * pause_s, AGAIN_MAX_S)
+            await asyncio.sleep(pause_s)
 
     def _log_problem(self) -> None:
-        """Once, what made all that was known void."""
-        if self._cache.problem != self._problem:
-            self._problem = self._cache.problem
-            if self._problem:
-                logger.warning("KV events of %s: %s", self._endpoint.name, self._problem)
+        """What made all that was known void; it may be something else with every message."""
+        if self._cache.problem == self._problem:
+            return
+        self._problem = self._cache.problem
+        now_s = asyncio.get_running_loop().time()
+        if self._problem and now_s >= self._log_again_s:
+            self._log_again_s = now_s + LOG_S
+            logger.warning("KV events of %s: %s", self._endpoint.name, self._problem)
+
+    async def _give_way(self, began_s: float) -> None:
+        """Let others have a turn, and after much work as much of the time as it took."""
+        self._worked_s += asyncio.get_running_loop().time() - began_s
+        if self._worked_s < WORK_S:
+            await asyncio.sleep(0)
+            return
+        pause_s, self._worked_s = self._worked_s, 0.0
+        await asyncio.sleep(pause_s)
 
     async def _follow(self, context: zmq.asyncio.Context) -> None:
+        """Follow until the connection ends."""
         self._replay = None
-        socket = _open(context, zmq.SUB, self._endpoint.address)
+        socket = _open(context, zmq.SUB, self._endpoint.address, QUEUED_MAX)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         socket.subscribe(b"")
         socket.connect(self._endpoint.address)
@@ -94,27 +128,36 @@ class KVEventSubscriber:
                     self._replay.cancel()
                 self._replay = tasks.create_task(self._read_replays(context, replay))
 
-            tasks.create_task(self._watch(monitor, ask))
-            tasks.create_task(self._read(socket, ask))
-            tasks.create_task(self._tick(ask))
+            others = [tasks.create_task(one) for one in (self._read(socket, ask), self._tick(ask))]
+            await self._until_gone(monitor, ask)
+            if self._replay is not None:
+                others.append(self._replay)
+            for task in others:
+                task.cancel()
 
-    async def _watch(self, monitor: zmq.asyncio.Socket, ask: Ask) -> None:
-        while True:
-            event = (await recv_monitor_message(monitor))["event"]
+    async def _until_gone(self, monitor: zmq.asyncio.Socket, ask: Ask) -> None:
+        name, is_connected = self._endpoint.name, False
+        while (event := (await recv_monitor_message(monitor))["event"]) != zmq.EVENT_DISCONNECTED:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                logger.info("KV events of %s: connected", self._endpoint.name)
+                is_connected, self._is_refusal_told = True, False
+                logger.info("KV events of %s: connected", name)
                 ask(self._cache.connected(self._now_ms()))
-            elif event == zmq.EVENT_DISCONNECTED:
-                logger.warning("KV events of %s: the server is gone", self._endpoint.name)
-                self._cache.disconnected()
+        if is_connected:
+            logger.warning("KV events of %s: the server is gone", name)
+        elif not self._is_refusal_told:
+            self._is_refusal_told = True
+            where = self._endpoint.address
+            logger.warning("KV events of %s: %s ends connections; is it a publisher?", name, where)
 
     async def _read(self, socket: zmq.asyncio.Socket, ask: Ask) -> None:
         while True:
-            _, number, payload = self._frames(await socket.recv_multipart())
+            frames = await socket.recv_multipart()
+            began_s = asyncio.get_running_loop().time()
+            _, number, payload = self._frames(frames)
             if number is not None:
                 ask(self._cache.live(self._now_ms(), number, payload))
             self._log_problem()
-            await asyncio.sleep(0)  # a socket that is full would let nobody else have a turn
+            await self._give_way(began_s)
 
     async def _tick(self, ask: Ask) -> None:
         while True:
@@ -124,17 +167,19 @@ class KVEventSubscriber:
     async def _read_replays(self, context: zmq.asyncio.Context, replay: AskReplay | None) -> None:
         """Ask, and hand on what comes; the end may lead to another question."""
         while replay is not None:
-            with _open(context, zmq.DEALER, self._endpoint.replay) as socket:
+            with _open(context, zmq.DEALER, self._endpoint.replay, REPLAYED_QUEUED_MAX) as socket:
                 socket.connect(self._endpoint.replay)
                 await socket.send_multipart([b"", replay.first.to_bytes(8, "big")])
                 while True:
-                    is_end, number, payload = self._frames((await socket.recv_multipart())[1:])
+                    _, *frames = await socket.recv_multipart()
+                    began_s = asyncio.get_running_loop().time()
+                    is_end, number, payload = self._frames(frames)
                     if is_end:
                         break
                     if number is not None:
                         self._cache.replayed(self._now_ms(), number, payload)
                     self._log_problem()
-                    await asyncio.sleep(0)
+                    await self._give_way(began_s)
             replay = self._cache.replay_ended(self._now_ms())
 
     def _frames(self, frames: list[bytes]) -> tuple[bool, int | None, object]:
@@ -144,7 +189,7 @@ class KVEventSubscriber:
             if number == END_OF_REPLAY:
                 return True, None, None
             if len(number) == NUMBER_BYTES:
-                return False, int.from_bytes(number, "big"), msgpack.unpackb(payload)
+                return False, int.from_bytes(number, "big"), _unpacked(payload)
             why = f"a number of {len(number)} bytes"
         except (ValueError, msgpack.UnpackException) as error:
             why = f"{type(error).__name__}: no message of KV events"
@@ -152,12 +197,32 @@ class KVEventSubscriber:
         return False, None, None
 
 
-def _open(context: zmq.asyncio.Context, kind: int, address: str) -> zmq.asyncio.Socket:
+def _unpacked(payload: bytes) -> object:
+    """What a message says.
+
+    Raises:
+        ValueError: nothing, or it has too many parts.
+    """
+    num = 0
+
+    def counted(container: object) -> object:
+        nonlocal num
+        num += 1
+        if num > CONTAINERS_MAX:
+            raise ValueError(f"more than {CONTAINERS_MAX} lists and maps")
+        return container
+
+    return msgpack.unpackb(payload, list_hook=counted, object_hook=counted)
+
+
+def _open(
+    context: zmq.asyncio.Context, kind: int, address: str, queued_max: int
+) -> zmq.asyncio.Socket:
     socket = context.socket(kind)
     socket.linger = 0
     # For names it would prefer that of two protocols which a server may not listen on.
     socket.ipv6 = address.startswith("tcp://[")
-    socket.set_hwm(QUEUED_MAX)
+    socket.set_hwm(queued_max)
     socket.maxmsgsize = MESSAGE_BYTES_MAX
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)

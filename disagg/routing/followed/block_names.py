@@ -102,9 +102,9 @@ class BlockNames:
             ProtocolError: a block's size cannot be named.
             ConfigError: a kind of group that cannot be matched.
         """
-        for event in events:
-            if isinstance(event, VllmStored):
-                self._learn(event)
+        grown = {one.group for one in events if isinstance(one, VllmStored) and self._learn(one)}
+        if grown:
+            self._forget(grown)
         # A group that skips blocks does not say which, but another tells of all of them.
         for event in events:
             if isinstance(event, VllmStored):
@@ -113,8 +113,11 @@ class BlockNames:
         self._new.clear()
         return told
 
-    def _learn(self, event: VllmStored) -> None:
-        """Know the group of an event; of two block sizes the larger is that of whole blocks."""
+    def _learn(self, event: VllmStored) -> bool:
+        """Know the group of an event; whether its blocks are larger than was known.
+
+        Of two block sizes the larger is that of whole blocks.
+        """
         if event.block_tokens % self._name_tokens:
             raise ProtocolError(
                 f"blocks of {event.block_tokens} tokens are no multiple of "
@@ -128,12 +131,18 @@ class BlockNames:
             if replace(known, block_tokens=info.block_tokens) != info:
                 raise ProtocolError(f"group {event.group} has changed its kind or its window")
             if info.block_tokens <= known.block_tokens:
-                return
+                return False
         check_group(info, self._name_tokens)
         self._groups[event.group] = info
-        for value in [one for one, block in self._held.items() if block.groups >> event.group & 1]:
-            self._more.pop((value, event.group), None)
-            self._drop(value, event.group)
+        return known is not None
+
+    def _forget(self, groups: set[int]) -> None:
+        """Forget what these groups hold."""
+        bits = sum(1 << group for group in groups)
+        for value in [one for one, block in self._held.items() if block.groups & bits]:
+            for group in groups:
+                self._more.pop((value, group), None)
+                self._drop(value, group)
 
     def _name(self, event: VllmStored) -> None:
         """Name the blocks of an event that tells of every one."""

@@ -116,13 +116,17 @@ class EventOrder(Generic[T]):
         """All of it came, or no more will."""
         if self._asked_from is None or self._next is None:
             return []
-        is_fruitless = self._next == self._asked_from and len(self._waiting) > 0
+        is_fruitless = self._next == self._asked_from and self._next <= self._newest
         self._num_fruitless = self._num_fruitless + 1 if is_fruitless else 0
         self._asked_from = None
         self._heard_ms = now_ms
         steps = list(self._take_waiting(now_ms))
-        if self._asked_from is None and self._next <= self._newest:
-            steps.append(self._ask(now_ms, self._next))  # more came than could wait
+        if self._asked_from is None and self._next <= self._newest:  # more came than could wait
+            if self._num_fruitless < FRUITLESS_MAX:
+                steps.append(self._ask(now_ms, self._next))
+            else:
+                steps.append(LOST)
+                self._next, self._num_fruitless = self._newest + 1, 0
         return steps
 
     def tick(self, now_ms: int) -> list[Step[T]]:

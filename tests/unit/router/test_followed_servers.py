@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.shapes.layout import KVCacheGroup
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 from disagg.router.kv_event_endpoints import KVEventEndpoint, parse_endpoints
+from disagg.router.kv_event_subscriber import CONTAINERS_MAX, KVEventSubscriber
 from disagg.testing.scripted_worker import HASHER
 from disagg.wire.v1 import router_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
@@ -212,12 +214,86 @@ async def test_a_server_that_ends_is_forgotten_and_its_next_life_is_followed(sta
     await follower.until_held(BLOCK)
 
 
+async def test_what_is_queued_of_a_life_that_ended_is_not_taken_for_the_next(start, follow) -> None:
+    """The router stands still meanwhile, so all of it has come before it looks at anything."""
+    server, follower = start(), await follow(replay=False)
+    await follower.house.until(lambda: follower.view().is_complete, "connected")
+    while follower.view().num_batches == 0:
+        server.say(blocks(0, 1))
+        await asyncio.sleep(0.02)
+    for _ in range(50):
+        server.say(blocks(0, 3))
+    time.sleep(0.3)  # noqa: ASYNC251
+    server.publisher.close()
+    start()
+    time.sleep(0.5)  # noqa: ASYNC251
+    await follower.house.until(lambda: not follower.view().is_complete, "the end of the first")
+    await follower.house.until(lambda: follower.view().is_complete, "the connection to the next")
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert await follower.held() == []
+
+
+async def test_what_is_no_publisher_is_told_once(open_house, caplog) -> None:
+    num_asked = 0
+
+    def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        house = await open_house(kv_event_endpoints=(f"a=tcp://127.0.0.1:{port}",))
+        await house.until(lambda: num_asked == 2, "a second try")
+    told = [one.message for one in caplog.records if "KV events of a" in one.message]
+    address = f"tcp://127.0.0.1:{port}"
+    assert told == [f"KV events of a: {address} ends connections; is it a publisher?"]
+
+
+async def test_messages_that_can_never_be_read_are_logged_once_a_minute(
+    start, follow, caplog
+) -> None:
+    server, follower = start(), await follow(replay=False)
+    await follower.house.until(lambda: follower.view().is_complete, "connected")
+    number = 1
+    while follower.view().num_batches < 5:
+        fault = {"type": "BlockStored", "token_ids": [0] * number, "block_size": number + 1}
+        payload = msgpack.packb([0, [fault | {"block_hashes": []}]])
+        server.publisher._pub.send_multipart([b"", number.to_bytes(8, "big"), payload])
+        number += 1
+        await asyncio.sleep(0.02)
+    told = [one.message for one in caplog.records if "no blocks of" in one.message]
+    assert len(told) == 1
+    assert told[0] != f"KV events of a: {follower.view().problem}"
+
+
+async def test_much_work_for_one_server_leaves_time_for_others(monkeypatch) -> None:
+    pauses: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+
+    subscriber = KVEventSubscriber(*[None] * 4)  # type: ignore[arg-type]
+    now_s = asyncio.get_running_loop().time()
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await subscriber._give_way(now_s - 1)
+    await subscriber._give_way(now_s + 1)
+    assert pauses[0] >= 1
+    assert pauses[1:] == [0]
+
+
 async def test_what_cannot_be_read_is_told(start, follow) -> None:
     server, follower = start(), await follow()
     server.say(blocks(0, 3))
     await follower.until_held(3 * BLOCK)
     publisher = server.publisher
-    for payload, why in ((b"\xc1", "no message of KV events"), (msgpack.packb(7), "no array")):
+    many = msgpack.packb([0, [[]] * CONTAINERS_MAX, 0])
+    for payload, why in (
+        (b"\xc1", "no message of KV events"),
+        (msgpack.packb(7), "no array"),
+        (many, "no message of KV events"),
+    ):
         publisher._kept.append((publisher._next_batch, payload))
         number = publisher._next_batch.to_bytes(8, "big")
         publisher._next_batch += 1

@@ -184,6 +184,23 @@ def test_what_waits_for_a_replay_has_a_bound() -> None:
     assert len(reader.taken) == reader.publisher.next
 
 
+def test_what_could_not_wait_and_no_replay_has_is_lost() -> None:
+    """The replay socket of another server: it ends at once, and nothing more is published."""
+    reader = Reader(Publisher(0), can_replay=True)
+    reader.do(reader.order.connected(0))
+    for _ in range(2 * WAITING_MAX):
+        reader.do(reader.order.live(0, *reader.publisher.publish()))
+    num_asked = 0
+    while reader.coming:
+        num_asked += 1
+        assert num_asked < 10
+        reader.read_replay()
+    assert reader.order.is_complete
+    assert reader.taken == []
+    reader.do(reader.order.live(0, *reader.publisher.publish()))
+    assert [number for _, number in reader.taken] == [2 * WAITING_MAX]
+
+
 def test_a_replay_that_nobody_answers_is_over() -> None:
     reader = Reader(Publisher(100), can_replay=True)
     reader.publisher.publish()

@@ -340,3 +340,26 @@ def test_what_is_not_understood_is_told_and_nothing_is_kept(payload: Any, why: s
     assert (view.num_blocks, caches.match(5, [])) == (0, [])
     stored(2, [1], [1, 2, 3, 4], cache=cache)  # it goes on
     assert usable(caches, [1, 2, 3, 4, 5]) == 4
+
+
+def test_larger_blocks_of_many_groups_cost_one_look_at_what_is_held() -> None:
+    """Each look takes as long as all that the server holds."""
+    _, cache = followed()
+    stored(0, [1, 2], list(range(2 * BLOCK)), cache=cache, group_idx=1)
+    names, looks = cache._names, 0
+
+    class Held(dict[Any, Any]):
+        def items(self) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().items()
+
+    names._held = Held(names._held)
+    events = [
+        {"type": "BlockStored", "block_hashes": [], "token_ids": [], "block_size": size * BLOCK}
+        for size in range(1, 50)
+    ]
+    cache.live(1, 1, [0, events])
+    assert cache.layout[0].block_tokens == 49 * BLOCK
+    assert looks == 1
+    assert len(names) == 2
