@@ -11,6 +11,7 @@ from disagg.router.http_server import bind
 from disagg.router.inherited import Inherited
 from disagg.router.options import RouterOptions
 from disagg.router.worker_session import MESSAGE_BYTES_MAX
+from disagg.telemetry.open_files import files_left
 from disagg.tls.connections import Connections
 
 GRPC_OPTIONS = (
@@ -64,7 +65,8 @@ def bind_ports(
             )
         # Two routers on one port must be an error, not a lottery, unless one follows the other.
         reuse = ("grpc.so_reuseport", int(inherited is not None))
-        server = connections.server((reuse, *GRPC_OPTIONS))
+        num_left = files_left(options.connections_max)
+        server = connections.server((reuse, *GRPC_OPTIONS), num_left)
         address = f"{bracketed(options.host)}:{options.grpc_port}"
         try:
             grpc_port = connections.listen(server, address)

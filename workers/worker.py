@@ -21,6 +21,7 @@ from disagg.messages.registration import Contract
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import STEPS_MAX
 from disagg.scheduling.tiers.index import TierSetting
+from disagg.telemetry.open_files import files_left
 from disagg.tls.addresses import check_exposure, parse_ports
 from disagg.tls.connections import Connections
 from disagg.transfer.read_plan import plan_reads
@@ -211,7 +212,7 @@ class Worker:
             report_pace_ms=lambda: self._answers.stats_ms,
             routers_max=options.routers_max,
         )
-        server = self._connections.server(CHANNEL_OPTIONS)
+        server = self._connections.server(CHANNEL_OPTIONS, files_left(0))
         port = self._listen(server)
         self.address = f"{announced_host(options.host)}:{port}"
         announcement = Announcement(

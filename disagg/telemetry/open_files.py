@@ -24,3 +24,14 @@ def files_within(soft: int, hard: int) -> int:
     """How many `allow_files` gets by these limits of the system."""
     asked = FILES_MAX if hard == UNLIMITED else min(FILES_MAX, hard)
     return asked if soft == UNLIMITED else max(soft, asked)
+
+
+def files_left(num_taken: int) -> int:
+    """How many of the files that this process may have open one of its ports may take.
+
+    Half of what is left beside ``num_taken``: the rest is for the connections that it makes, and
+    all else.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_files = FILES_MAX if soft == UNLIMITED else soft
+    return max(num_files // 4, (num_files - num_taken) // 2)

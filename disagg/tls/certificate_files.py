@@ -112,21 +112,28 @@ class CertificateFiles:
         self._names = names
         self._lock = threading.Lock()
         self._seen = self._state()
+        self._fault = ""
         self._certificate = read_certificate(directory, names, datetime.now(UTC))
 
     def current(self) -> Certificate:
-        """What the files hold now; while they cannot be used, what they held before."""
+        """What the files hold now; while they cannot be used, what they held before.
+
+        A certificate that cannot be used yet, as its time begins later, can be without a change.
+        """
         with self._lock:
             state = self._state()
-            if state != self._seen:
+            if state != self._seen or self._fault:
                 self._seen = state
                 try:
                     self._certificate = read_certificate(
                         self.directory, self._names, datetime.now(UTC)
                     )
+                    self._fault = ""
                     log.info("certificate of %s was read anew", self.directory)
                 except ConfigError as error:
-                    log.error("the certificate from before stays in use: %s", error.message)
+                    if error.message != self._fault:
+                        log.error("the certificate from before stays in use: %s", error.message)
+                    self._fault = error.message
             return self._certificate
 
     def _state(self) -> object:
@@ -138,7 +145,16 @@ class CertificateFiles:
             except OSError as error:
                 found.append(error.errno)
             else:
-                found.append((status.st_dev, status.st_ino, status.st_mtime_ns, status.st_mode))
+                # A file that is written in parts may get all of them in one tick of its clock.
+                found.append(
+                    (
+                        status.st_dev,
+                        status.st_ino,
+                        status.st_mtime_ns,
+                        status.st_size,
+                        status.st_mode,
+                    )
+                )
         return found
 
 

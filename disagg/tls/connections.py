@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 Options = Sequence[tuple[str, Any]]
 WATCH_S = 3600.0
+CONNECTIONS_MAX = 1 << 14
+HANDSHAKE_MS = 20_000
+"""gRPC waits six times as long for who connects and proves nothing."""
 
 
 class Connections:
@@ -56,11 +59,25 @@ class Connections:
             address, _credentials(certificate), options=[*options, *SERVER_NAME]
         )
 
-    def server(self, options: Options = ()) -> grpc.aio.Server:
-        """A server to which `listen` adds ports."""
+    def server(
+        self, options: Options = (), connections_max: int = CONNECTIONS_MAX
+    ) -> grpc.aio.Server:
+        """A server to which `listen` adds ports.
+
+        Args:
+            options: gRPC's.
+            connections_max: at a time; more are closed at once. Each is an open file, also of
+                those who have no certificate and only say nothing.
+        """
+        bounds = (
+            ("grpc.max_allowed_incoming_connections", connections_max),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        )
         checks = () if self._files is None else (CallerCheck(),)
         # Who is no caller of a method is not told how it reads what he sends.
-        return grpc.aio.server(options=options, interceptors=(*checks, MalformedRequests()))
+        return grpc.aio.server(
+            options=(*options, *bounds), interceptors=(*checks, MalformedRequests())
+        )
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         """Add a port, which takes callers with a certificate of the cluster alone.

@@ -1,11 +1,12 @@
 """How many files a process allows itself."""
 
+import resource
 import subprocess
 import sys
 
 import pytest
 
-from disagg.telemetry.open_files import FILES_MAX, UNLIMITED, files_within
+from disagg.telemetry.open_files import FILES_MAX, UNLIMITED, files_left, files_within
 
 PROGRAM = """
 import resource
@@ -42,6 +43,17 @@ LIMITED = ("sh", "-c", 'ulimit -Sn 100; ulimit -Hn 200; exec "$@"', "sh", sys.ex
 )
 def test_as_many_as_the_system_allows(limits: tuple[int, int], num_files: int) -> None:
     assert files_within(*limits) == num_files
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_taken", "num_left"),
+    [(1024, 512, 256), (20_000, 4096, 7952), (1024, 4096, 256), (UNLIMITED, 0, FILES_MAX // 2)],
+)
+def test_a_port_takes_a_part_of_them(
+    monkeypatch: pytest.MonkeyPatch, limit: int, num_taken: int, num_left: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert files_left(num_taken) == num_left
 
 
 @pytest.mark.parametrize(

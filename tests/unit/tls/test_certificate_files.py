@@ -4,15 +4,17 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from disagg.errors import ConfigError
-from disagg.tls.authority import CLIENT, Authority
+from disagg.tls import certificate_files
+from disagg.tls.authority import CLIENT, CLOCKS_APART, Authority
 from disagg.tls.certificate_files import (
     CA_FILE,
     CERTIFICATE_FILE,
@@ -116,6 +118,39 @@ def test_files_that_were_replaced_are_taken(
     assert str(folder / KEY_FILE) in line
     create(tmp_path)
     assert files.current().chain != second.chain
+
+
+def test_a_certificate_that_begins_later_is_taken_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This host's clock is behind the authority's: nothing on disk changes any more."""
+    folder = create(tmp_path)
+    files = CertificateFiles(folder)
+    first = files.current()
+    later = datetime.now(UTC) + CLOCKS_APART + timedelta(minutes=5)
+    issued = Authority.load(tmp_path).issue(NODE_NAME, later, DAYS)
+    (folder / CERTIFICATE_FILE).write_bytes(issued.certificate)
+    (folder / KEY_FILE).write_bytes(issued.key)
+    assert files.current() is first
+    assert files.current() is first
+    (line,) = caplog.messages
+    assert "check this machine's clock" in line
+
+    monkeypatch.setattr(certificate_files, "datetime", SimpleNamespace(now=lambda _: later))
+    second = files.current()
+    assert second.chain == issued.certificate
+    assert files.current() is second
+
+
+def test_a_file_that_is_written_in_parts_is_read_whole(tmp_path: Path) -> None:
+    """Both parts within one tick of the file system's clock; the first could be used as it is."""
+    folder = create(tmp_path)
+    both = (folder / CERTIFICATE_FILE).read_bytes() + Authority.make(NOW).certificate
+    files = CertificateFiles(folder)
+    before = (folder / CERTIFICATE_FILE).stat()
+    (folder / CERTIFICATE_FILE).write_bytes(both)
+    os.utime(folder / CERTIFICATE_FILE, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert files.current().chain == both
 
 
 def test_a_link_to_another_folder_is_a_replacement(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Ports and channels: replaced certificates while they run, and addresses that may be bound."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,6 +9,7 @@ import grpc
 import pytest
 
 from disagg.errors import ConfigError
+from disagg.tls import connections
 from disagg.tls.addresses import check_exposure, is_loopback, parse_ports
 from disagg.tls.authority import NODE
 from disagg.tls.certificate_files import CERTIFICATE_FILE, CertificateFiles
@@ -21,14 +23,14 @@ async def echo(request: bytes, context: object) -> bytes:
     return request
 
 
-async def serve(connections: Connections) -> tuple[grpc.aio.Server, str]:
+async def serve(own: Connections, **more: Any) -> tuple[grpc.aio.Server, str]:
     """A server for nodes with one method; returns it and its address."""
-    server = connections.server()
+    server = own.server(**more)
     handler = grpc.unary_unary_rpc_method_handler(echo)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("test", {"Echo": handler}),)
     )
-    port = connections.listen(server, "127.0.0.1:0")
+    port = own.listen(server, "127.0.0.1:0")
     await server.start()
     return server, f"127.0.0.1:{port}"
 
@@ -37,8 +39,8 @@ def method_of(channel: grpc.aio.Channel) -> Any:
     return cast(Any, channel).unary_unary(METHOD)
 
 
-async def reaches(connections: Connections, address: str) -> bool:
-    async with connections.channel(address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
+async def reaches(own: Connections, address: str) -> bool:
+    async with own.channel(address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
         call = method_of(channel)(b"x", timeout=20)
         code = await call.code()
     assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE), await call.details()
@@ -72,6 +74,46 @@ def test_a_certificate_is_given_once(tmp_path: Path) -> None:
     assert offered.changed() is not None
     assert offered.certificate != first
     assert [offered.changed() for _ in range(3)] == [None] * 3
+
+
+@pytest.mark.parametrize("has_certificates", [True, False])
+async def test_who_says_nothing_takes_no_more_than_the_ports_connections(
+    tmp_path: Path, has_certificates: bool
+) -> None:
+    """Each of them is an open file; without a bound they take all that the process may have."""
+    own = Connections(str(create(tmp_path)) if has_certificates else "")
+    server, address = await serve(own, connections_max=3)
+    async with own.channel(address) as lasting:
+        assert await method_of(lasting)(b"x", timeout=20) == b"x"
+        strangers = [await asyncio.open_connection(*address.split(":")) for _ in range(8)]
+        ended: set[int] = set()
+
+        async def wait(number: int) -> None:
+            with contextlib.suppress(ConnectionError):
+                while await strangers[number][0].read(100):
+                    pass
+            ended.add(number)
+
+        waiting = [asyncio.create_task(wait(number)) for number in range(8)]
+        while len(ended) < 6:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await method_of(lasting)(b"x", timeout=20) == b"x"
+    for task in waiting:
+        task.cancel()
+    for _, writer in strangers:
+        writer.close()
+    await server.stop(0)
+
+
+async def test_who_proves_nothing_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HANDSHAKE_MS", 200)
+    server, address = await serve(Connections(str(create(tmp_path))))
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    assert await asyncio.wait_for(reader.read(), 60) == b""
+    writer.close()
+    await server.stop(0)
 
 
 async def test_a_server_of_another_cluster_is_told_nothing(tmp_path: Path) -> None:
