@@ -40,7 +40,10 @@ class FollowedServers:
             (
                 one,
                 self.caches.follow(
-                    one.name, partial(tenant_salt, one.tenant), can_replay=bool(one.replay)
+                    one.name,
+                    partial(tenant_salt, one.tenant),
+                    can_replay=bool(one.replay),
+                    tenant=one.tenant,
                 ),
             )
             for one in self._endpoints

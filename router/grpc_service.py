@@ -236,7 +236,7 @@ class GrpcService(RouterServicer):
             return []
         work = functools.partial(self._followed.hashes, token_ids, salt)
         chain = await self._preparation.prompts.in_thread(tenant, len(token_ids), work)
-        return self._followed.match(len(token_ids), chain)
+        return self._followed.match(len(token_ids), chain, tenant)
 
     def _caller(self, context: Context) -> Caller:
         """Who calls, by the metadata that are HTTP's headers; AccessError where he may not."""

@@ -27,6 +27,8 @@ def check_head(version: str, target: bytes, headers: Headers) -> None:
         and (len(hosts) == 1 or (not hosts and version == "1.0"))
         and all(map(HOST.fullmatch, hosts))
     )
+    # Who looks at keys on the way may take the first of two; here the last one would count.
+    is_good &= all(names.count(name) < 2 for name in (b"authorization", b"x-api-key"))
     if b"transfer-encoding" in names:
         codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
         is_good &= codings == [b"chunked"] and version == "1.1" and b"content-length" not in names

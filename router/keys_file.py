@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import stat
 from pathlib import Path
 
 from disagg.errors import ConfigError
@@ -71,10 +73,17 @@ def read_keys(path: Path) -> bytes:
 
     Raises:
         OSError: it cannot be read.
-        ConfigError: it is too large.
+        ConfigError: it is too large, or no file.
     """
-    with path.open("rb") as file:
+    # A pipe would wait for a writer: no change is seen any more, and the process cannot end.
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ConfigError("is no file that can be read again", param="router.api_keys_file")
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError(f"larger than {FILE_BYTES_MAX} bytes", param="router.api_keys_file")
     return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

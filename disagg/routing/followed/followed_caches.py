@@ -48,18 +48,22 @@ class FollowedCaches:
         self._blocks_max = blocks_max
         self._indexes: dict[Layout, PrefixIndex] = {}
         self._caches: dict[str, FollowedCache] = {}
+        self._tenants: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._caches)
 
-    def follow(self, name: str, salt_of: SaltOf, *, can_replay: bool) -> "FollowedCache":
-        """Know one more server; its messages go to what is returned.
+    def follow(
+        self, name: str, salt_of: SaltOf, *, can_replay: bool, tenant: str = ""
+    ) -> "FollowedCache":
+        """Know one more server, of a tenant; its messages go to what is returned.
 
         Raises:
             ConfigError: another one has the name.
         """
         if name in self._caches:
             raise ConfigError(f"{name!r} is there twice", param="router.kv_event_endpoints")
+        self._tenants[name] = tenant
         names = BlockNames(self._extend, self._name_tokens, salt_of, self._blocks_max)
         self._caches[name] = cache = FollowedCache(
             Incarnation(name, "followed"), names, self._indexes, self._name_tokens, can_replay
@@ -76,13 +80,17 @@ class FollowedCaches:
         self._extend(hashes, token_ids, salt)
         return hashes
 
-    def match(self, num_tokens: int, hashes: Sequence[bytes]) -> list[CacheMatch]:
-        """What each holds of a prompt, longest usable prefix first; see `PrefixIndex.match`."""
+    def match(self, num_tokens: int, hashes: Sequence[bytes], tenant: str = "") -> list[CacheMatch]:
+        """What each of a tenant's servers holds of a prompt, longest usable prefix first.
+
+        See `PrefixIndex.match`.
+        """
         hits = [index.match(num_tokens, hashes) for index in self._indexes.values()]
         found = [
             CacheMatch(worker.worker_id, hit.usable_tokens, hit.group_tokens)
             for part in hits
             for worker, hit in part.items()
+            if self._tenants[worker.worker_id] == tenant
         ]
         return sorted(found, key=lambda one: (-one.usable_tokens, one.name))
 

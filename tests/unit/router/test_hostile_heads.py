@@ -66,6 +66,8 @@ HOSTILE = {
     "one line that ends with LF": POST + b"x: 1\ncontent-length: 5\r\n\r\n12345",
     "lines that end with CR": POST.replace(b"\r\n", b"\r") + b"\r",
     "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "two keys": POST + b"authorization: Bearer a\r\nauthorization: Bearer b\r\n\r\n",
+    "two keys of the other kind": POST + b"x-api-key: a\r\nX-API-Key: a\r\n\r\n",
     "two hosts": b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
     "two hosts in HTTP/1.0": b"GET /health HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n",
     "HTTP/2.0": b"GET /health HTTP/2.0\r\nhost: a\r\n\r\n",

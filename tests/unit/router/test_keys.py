@@ -212,6 +212,28 @@ async def test_a_mounted_secret_is_followed_through_its_links(tmp_path):
     await followed(path, changes)
 
 
+@pytest.mark.usefixtures("quick")
+async def test_a_pipe_in_place_of_the_file_holds_nobody_up(tmp_path, caplog):
+    """Whoever opens one to read waits for a writer, and a thread that waits cannot be ended."""
+    first, second = new_key(), new_key()
+    path = tmp_path / "keys.json"
+    path.write_bytes(file_of(entry(key=first)))
+
+    async def changes(ring):
+        path.unlink()
+        os.mkfifo(path)
+        try:
+            await until(lambda: "is no file that can be read again" in caplog.text)
+            assert ring.find(first)
+        finally:  # lets a reader go that waits
+            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+        path.unlink()
+        path.write_bytes(file_of(entry("b", key=second)))
+        await until(lambda: ring.find(second))
+
+    await followed(path, changes)
+
+
 @pytest.mark.parametrize("data", [None, b"", b"x" * (keys_file.FILE_BYTES_MAX + 1)])
 def test_a_router_does_not_start_with_a_file_it_cannot_use(tmp_path, data):
     path = tmp_path / "keys.json"

@@ -244,12 +244,17 @@ def test_a_salt_is_part_of_the_name() -> None:
 
 def test_servers_of_a_tenant_are_its_own() -> None:
     caches = FollowedCaches(HASHER.extend, BLOCK)
-    cache = caches.follow("theirs", partial(tenant_salt, "tenant"), can_replay=False)
+    cache = caches.follow(
+        "theirs", partial(tenant_salt, "tenant"), can_replay=False, tenant="tenant"
+    )
     cache.connected(0)
     stored(0, [1], [1, 2, 3, 4], cache=cache)
     tokens = [1, 2, 3, 4, 5]
     assert usable(caches, tokens) == 0
-    (match,) = caches.match(5, caches.hashes(tokens, tenant_salt("tenant", "")))
+    hashes = caches.hashes(tokens, tenant_salt("tenant", ""))
+    for other in ("", "another"):
+        assert [one.name for one in caches.match(5, hashes, other) if one.name == "theirs"] == []
+    (match,) = caches.match(5, hashes, "tenant")
     assert match == CacheMatch("theirs", 4, (4,))
 
 
