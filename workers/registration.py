@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import grpc
 
@@ -109,19 +109,24 @@ async def keep_registered(
             stub = cast("RouterAsyncStub", RouterStub(channel))
             # A channel keeps the certificate it was made with.
             while certificate is connections.certificate:
-                level, now, pace = await _register(
+                answer = await _register(
                     stub, worker_info_to_wire(info()), secured=certificate is not None
                 )
+                pace = answer.pace
                 num_failures = 0 if pace is not None else num_failures + 1
-                answers.refusals[address] = now if num_failures else ""
+                answers.refusals[address] = answer.said if num_failures else ""
                 if pace is not None:
                     answers.paces[address] = pace
-                if now != logged:
-                    log.log(level, "router %s: %s", address, now)
-                    logged = now
+                if answer.said != logged:
+                    log.log(answer.level, "router %s: %s", address, answer.said)
+                    logged = answer.said
                 if num_failures and not is_found():
                     answers.forget(address)
                     return
+                if answer.is_late:
+                    # Of several processes on one port only this one may stand still: another
+                    # connection may lead to another one, before all take this worker for lost.
+                    break
                 asked_ms = 0 if num_failures else answers.heartbeat_ms(address)
                 await asyncio.sleep(pause_s(max(heartbeat_ms, asked_ms) / 1000, num_failures))
 
@@ -135,16 +140,26 @@ def pause_s(heartbeat_s: float, num_failures: int) -> float:
     return pause * random.uniform(0.5, 1.0)
 
 
+class _Answer(NamedTuple):
+    level: int
+    said: str
+    """To be logged at that level."""
+    pace: registration_pb2.RegisterResponse | None = None
+    """None: not registered."""
+    is_late: bool = False
+    """None came in time."""
+
+
 async def _register(
     stub: "RouterAsyncStub", request: registration_pb2.RegisterRequest, *, secured: bool
-) -> tuple[int, str, registration_pb2.RegisterResponse | None]:
-    """Register once; returns what to log, at which level, and the answer if there is one."""
+) -> _Answer:
+    """Register once."""
     try:
         pace = await stub.Register(request, timeout=REGISTER_TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
         said = f"not registered: {error.code().name}: {error.details()}"
         if error.code() is grpc.StatusCode.ALREADY_EXISTS:
-            return logging.ERROR, said, None
+            return _Answer(logging.ERROR, said)
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             # Refused handshakes look like a router that is away.
             said += (
@@ -152,5 +167,6 @@ async def _register(
                 if secured
                 else " (if it runs: has it a certificate, and this worker none?)"
             )
-        return logging.WARNING, said, None
-    return logging.INFO, "registered", pace
+        is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        return _Answer(logging.WARNING, said, is_late=is_late)
+    return _Answer(logging.INFO, "registered", pace)

@@ -128,10 +128,18 @@ class RouterService(router_pb2_grpc.RouterServicer):
     def __init__(self) -> None:
         self.num_registered = 0
         self.answer = registration_pb2.RegisterResponse(heartbeat_ms=10)
+        self.connections: list[str] = []
+        """On which registrations came."""
+        self.stands_still = False
 
     async def Register(
-        self, request: registration_pb2.RegisterRequest, context: object
+        self,
+        request: registration_pb2.RegisterRequest,
+        context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> registration_pb2.RegisterResponse:
+        self.connections.append(context.peer())
+        if self.stands_still:
+            await asyncio.Event().wait()
         self.num_registered += 1
         return self.answer
 
@@ -199,6 +207,33 @@ def test_every_router_is_registered_with_as_they_come_and_go(
 ) -> None:
     monkeypatch.setattr(registration, "REGISTER_TIMEOUT_S", 1.0)
     asyncio.run(registered_as_routers_come_and_go(names, lambda: caplog.text))
+
+
+async def registered_beside_one_that_stands_still(names: Names) -> None:
+    """Of several processes on one port a connection stays with the one it came to."""
+    async with router_at("127.0.0.2") as (router, port):
+        names.addresses = ("127.0.0.2",)
+        discovery = RouterDiscovery((f"dns:{NAME}:{port}",))
+        registering = keep_registered_everywhere(
+            discovery, lambda: INFO, 20, 20, Connections(""), RouterAnswers()
+        )
+        task = asyncio.create_task(registering)
+        await until(lambda: router.num_registered > 2, "registered, again and again")
+        assert len(set(router.connections)) == 1, "on one connection, while it answers"
+        router.stands_still = True
+        await until(lambda: len(set(router.connections)) > 1, "another connection")
+        router.stands_still = False
+        before = router.num_registered
+        await until(lambda: router.num_registered > before + 2, "registered again")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_router_that_stands_still_is_asked_on_another_connection(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "REGISTER_TIMEOUT_S", 1.0)
+    asyncio.run(registered_beside_one_that_stands_still(names))
 
 
 async def registered_as_often_as_asked(names: Names) -> None:
