@@ -310,6 +310,12 @@ class Settings(Section):
     def _check(self) -> Self:
         if self.router.worker_silent_ms < 2 * self.cluster.heartbeat_ms:
             raise ValueError("router.worker_silent_ms: must be at least twice cluster.heartbeat_ms")
+        if self.router.processes > self.worker.routers_max:
+            # Those without a session would have no worker, and refuse what the kernel gives them.
+            raise ValueError(
+                f"router.processes: each has a session with every worker, which has at most "
+                f"worker.routers_max, {self.worker.routers_max}"
+            )
         if self.worker.kv_events_endpoint and not self.cache.prefix_caching:
             raise ValueError("worker.kv_events_endpoint: needs cache.prefix_caching")
         return self
