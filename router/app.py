@@ -18,7 +18,7 @@ from disagg.router.followed_servers import FollowedServers
 from disagg.router.grpc_service import GrpcService
 from disagg.router.http import HttpApp
 from disagg.router.http_server import HttpServer
-from disagg.router.inherited import BOUND, SERVING, Inherited
+from disagg.router.inherited import BEAT, BEAT_S, BOUND, SERVING, Inherited
 from disagg.router.keys_file import KeysFile
 from disagg.router.metrics import Metrics
 from disagg.router.open_streams import OpenStreams
@@ -172,6 +172,7 @@ class RouterApp:
 
         if inherited is not None:
             inherited.tell(SERVING)
+            self._watching.append(asyncio.create_task(_beat(inherited), name="beats"))
 
     def _take_in(self, request: RegisterRequest) -> None:
         """A worker has registered at another process of this port."""
@@ -266,6 +267,13 @@ class RouterApp:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._preparation.prompts.close()
         logger.info("router stopped")
+
+
+async def _beat(inherited: Inherited) -> None:
+    """Let who started this process know that it does not stand still."""
+    while True:
+        inherited.tell(BEAT)
+        await asyncio.sleep(BEAT_S)
 
 
 async def _until(state: Callable[[], bool]) -> None:

@@ -12,6 +12,9 @@ BOUND = b"bound\n"
 """It has its ports, and its settings are of use."""
 SERVING = b"serving\n"
 """It accepts connections, and every role wanted has been there."""
+BEAT = b"."
+"""Its event loop runs; said every `BEAT_S` from `SERVING` on."""
+BEAT_S = 1.0
 SOCKET_SUFFIX = ".sock"
 
 
@@ -27,7 +30,7 @@ class Inherited:
     Attributes:
         http: socket of the clients' port, bound.
         admin: of the operators' port.
-        tells: end of a pipe, which takes `BOUND` and `SERVING`.
+        tells: end of a pipe, which takes `BOUND`, `SERVING` and `BEAT`; a full one blocks nobody.
         waits: another router serves on these ports: accept nothing before this one is ready.
         number: among the processes that share the ports.
         folder: where these find each other; "": there is one alone.

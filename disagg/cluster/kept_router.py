@@ -12,13 +12,18 @@ from disagg.cluster.kept import Kept
 from disagg.config import Settings
 from disagg.errors import ConfigError, DisaggError
 from disagg.router.http_server import bind
-from disagg.router.inherited import BOUND, SERVING, Inherited
+from disagg.router.inherited import BEAT, BOUND, SERVING, Inherited
 
 _BOUND_S = 120.0
 """Until a router has loaded its tokenizer and has its ports."""
 _SERVES_S = 90.0
 """Until it serves: longer than it waits for workers itself."""
 _PORT_RETRY_S = 5.0
+_STILL_S = 30.0
+"""A router that stands still for so long is ended: workers have ended its sessions long before, so
+no answer of it can go on, but it holds the connections that the kernel goes on to give it."""
+_LOOK_S = 1.0
+"""Between two looks so much time counts at most: this process may have stood still itself."""
 _Address = tuple[str, int]
 
 
@@ -57,6 +62,7 @@ class KeptRouter(Kept):
         self._sockets: dict[_Address, socket.socket] = {}
         self._told = -1
         self._said = b""
+        self._still_s = self._looked_s = 0.0
         self._leaving: list[tuple[Child, float]] = []
 
     def start(self) -> None:
@@ -74,7 +80,8 @@ class KeptRouter(Kept):
         return self.child is not None and self._says(SERVING, self.child, 0.0)
 
     def poll(self) -> int | None:
-        """See `Kept.poll`; those that were replaced are ended when their time is over."""
+        """See `Kept.poll`; one that stands still is ended, and so are replaced ones in time."""
+        self._look_whether_it_stands_still()
         for child, until_s in list(self._leaving):
             if not child.ended and time.monotonic() > until_s:
                 self._end(child, 0.0)
@@ -164,6 +171,7 @@ class KeptRouter(Kept):
         if self._told >= 0:
             os.close(self._told)
         self._told, tells = os.pipe()
+        os.set_blocking(tells, False)
         self._said = b""
         http, admin = (self._sockets[one].fileno() for one in self._addresses())
         inherited = Inherited(http, admin, tells, waits, self._number, self._folder)
@@ -178,14 +186,32 @@ class KeptRouter(Kept):
         until_s = time.monotonic() + timeout_s
         while word not in self._said:
             left_s = until_s - time.monotonic()
-            if select.select([self._told], [], [], min(max(0.0, left_s), 0.2))[0]:
-                said = os.read(self._told, 256)
-                if not said:
-                    return False
-                self._said += said
-            elif left_s <= 0 or child.ended:
+            heard = self._hear(min(max(0.0, left_s), 0.2))
+            if heard == b"" or (heard is None and (left_s <= 0 or child.ended)):
                 return False
         return True
+
+    def _hear(self, timeout_s: float) -> bytes | None:
+        """What the newest router says; None: nothing in that time, b"": nothing ever any more."""
+        if not select.select([self._told], [], [], timeout_s)[0]:
+            return None
+        heard = os.read(self._told, 4096)
+        self._said += heard.replace(BEAT, b"")
+        return heard
+
+    def _look_whether_it_stands_still(self) -> None:
+        now_s = time.monotonic()
+        since_s, self._looked_s = now_s - self._looked_s, now_s
+        if self.child is None:
+            return
+        if self._hear(0.0) or SERVING not in self._said:
+            self._still_s = 0.0
+            return
+        self._still_s += min(since_s, _LOOK_S)
+        if self._still_s > _STILL_S and not self.child.ended:
+            self._report(f"{self._name} stands still for {_STILL_S:g} s: it is ended")
+            self.child.signal(signal.SIGKILL)
+            self._still_s = 0.0
 
     def _end(self, child: Child, timeout_s: float) -> None:
         try:

@@ -55,6 +55,9 @@ class Group:
                 return None
         except httpx.HTTPError:
             return None
+        return self.process_of(number)
+
+    def process_of(self, number: int) -> int | None:
         mark = "--inherited\0"
         for process in self.children():
             words = Path(f"/proc/{process.pid}/cmdline").read_text()
@@ -245,6 +248,15 @@ def test_one_that_is_killed_comes_back_and_the_others_serve_on(group: Group) -> 
         if group.num_served(lost) > before:
             return
     raise AssertionError("the process that came back gets no connection")
+
+
+@pytest.mark.slow
+def test_one_that_stands_still_is_replaced(group: Group) -> None:
+    pids = [pid for number in range(NUM) if (pid := group.pid(number))]
+    os.kill(pids[1], signal.SIGSTOP)
+    wait_until(lambda: group.process_of(1) not in (None, pids[1]), "another process", START_S)
+    assert group.wait_ready()[0] == pids[0]
+    assert group.ask().status_code == 200
 
 
 def test_a_port_that_is_taken_is_an_error_and_no_lottery(group: Group) -> None:
