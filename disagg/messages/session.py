@@ -135,6 +135,8 @@ class Claim:
     """When its router accepted it, by that router's clock, since the Unix epoch."""
     again: bool = False
     """It was claimed before and is planned anew."""
+    waited_ms: int = 0
+    """At its router since that accepted it: it is older than its claim."""
 
 
 ToWorkerMessage = (

@@ -188,7 +188,8 @@ class RoutedRequest:
         keeper = keeper_of(self.claim)
         workers = dict.fromkeys((*self.current.workers, *([keeper] if keeper else ())))
         again = len(self.generations) > 1
-        claim = Claim(self.current.key, self.claim, self._accepted_ms, again)
+        waited_ms = max(0, self.current.started_ms - self._accepted_ms)
+        claim = Claim(self.current.key, self.claim, self._accepted_ms, again, waited_ms)
         return [ToWorker(worker, claim) for worker in workers]
 
     def computed(self, now_ms: int, num_computed_tokens: int) -> None:

@@ -19,10 +19,11 @@ class _Holder(NamedTuple):
 class Claims:
     """Which request of a name is the last one. Routers share nothing, but they share their workers.
 
-    The one that is claimed later is, whatever the routers' clocks say: a client sends again after a
-    while. Of two that come almost together that would be another one at each worker, and both would
-    end; so of those it is the one that was accepted later. A request that is planned anew was not
-    sent again, however late its claim comes: what was accepted later keeps the name.
+    The one that came later is, whatever the routers' clocks say: a client sends again after a
+    while. A request that waited at its router came before its claim, by the time that it waited. Of
+    two that come almost together that would be another one at each worker, and both would end; so
+    of those it is the one that was accepted later. A request that is planned anew was not sent
+    again, however late its claim comes: what was accepted later keeps the name.
 
     A request's end is not waited for: a name that is claimed again later supersedes a request that
     is over, which changes nothing.
@@ -34,13 +35,16 @@ class Claims:
     def take(self, now_ms: int, claim: Claim) -> RequestKey | None:
         """Note a claim; returns the request that is superseded by it or for it, if there is one."""
         holder = self._holders.get(claim.name)
+        came_ms = now_ms - claim.waited_ms
         if holder is None or same_request(holder.claim.key, claim.key):
-            self._hold(_Holder(claim, holder.came_ms if holder and claim.again else now_ms))
+            self._hold(_Holder(claim, holder.came_ms if holder and claim.again else came_ms))
             return None
-        sent_again = not claim.again and now_ms - holder.came_ms >= TOGETHER_MS
-        if not (sent_again or _order(claim) > _order(holder.claim)):
+        is_later = _order(claim) > _order(holder.claim)
+        if not claim.again and abs(came_ms - holder.came_ms) >= TOGETHER_MS:
+            is_later = came_ms > holder.came_ms
+        if not is_later:
             return claim.key
-        self._hold(_Holder(claim, now_ms))
+        self._hold(_Holder(claim, came_ms))
         return holder.claim.key
 
     def router_lost(self, router: str) -> None:

@@ -79,10 +79,14 @@ def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_p
         case ResetPrefixCache(number, router):
             order = session_pb2.ResetPrefixCache(number=number, router=router)
             return session_pb2.SessionRequest(reset=order)
-        case Claim(key, name, accepted_ms, again):
+        case Claim(key, name, accepted_ms, again, waited_ms):
             return session_pb2.SessionRequest(
                 claim=session_pb2.Claim(
-                    key=key_to_wire(key), name=name, accepted_ms=accepted_ms, again=again
+                    key=key_to_wire(key),
+                    name=name,
+                    accepted_ms=accepted_ms,
+                    again=again,
+                    waited_ms=waited_ms,
                 )
             )
         case Drain(timeout_ms, ends):
@@ -125,7 +129,7 @@ def session_request_from_wire(
             if len(claim.name) != CLAIM_BYTES:
                 raise malformed(claim, "name", f"has {len(claim.name)} bytes")
             key = key_from_wire(claim, router=router)
-            return Claim(key, claim.name, claim.accepted_ms, claim.again)
+            return Claim(key, claim.name, claim.accepted_ms, claim.again, claim.waited_ms)
         case "drain":
             return Drain(request.drain.timeout_ms, request.drain.ends)
         case "call_off_drain":

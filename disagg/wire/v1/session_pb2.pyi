@@ -162,11 +162,14 @@ class Claim(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     ACCEPTED_MS_FIELD_NUMBER: builtins.int
     AGAIN_FIELD_NUMBER: builtins.int
+    WAITED_MS_FIELD_NUMBER: builtins.int
     name: builtins.bytes
     accepted_ms: builtins.int
     """by the clock of its router, since the Unix epoch"""
     again: builtins.bool
     """it was claimed before and is planned anew"""
+    waited_ms: builtins.int
+    """at its router, since that accepted it"""
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     def __init__(
@@ -176,9 +179,10 @@ class Claim(google.protobuf.message.Message):
         name: builtins.bytes = ...,
         accepted_ms: builtins.int = ...,
         again: builtins.bool = ...,
+        waited_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["accepted_ms", b"accepted_ms", "again", b"again", "key", b"key", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_ms", b"accepted_ms", "again", b"again", "key", b"key", "name", b"name", "waited_ms", b"waited_ms"]) -> None: ...
 
 global___Claim = Claim
 

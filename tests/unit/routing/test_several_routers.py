@@ -69,11 +69,13 @@ def test_a_claim_says_when_it_was_accepted_and_whether_it_is_planned_anew() -> N
     router.now_ms = 70
     router.generate(named())
     assert {(claim.accepted_ms, claim.again) for _, claim in claims(router)} == {(70, False)}
+    assert {claim.waited_ms for _, claim in claims(router)} == {0}
     router.now_ms = 90
     router.ended(D, router.submits[0][1], EndReason.STEP_FAILED)
     assert {(claim.accepted_ms, claim.again) for _, claim in claims(router)} == {(70, True)}
     router.generate(replace(named("choice"), accepted_ms=60))
     assert {claim.accepted_ms for _, claim in claims(router)} == {60}, "with others of its group"
+    assert {claim.waited_ms for _, claim in claims(router)} == {30}, "until it is planned"
 
 
 def test_a_request_without_a_name_claims_nothing() -> None:

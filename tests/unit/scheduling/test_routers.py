@@ -152,6 +152,18 @@ def test_what_is_sent_again_later_is_served_whatever_the_routers_clocks_say() ->
     assert who_is_left((0, early), (TOGETHER_MS - 1, late)) == {A}, "as if they came together"
 
 
+def test_what_waited_at_its_router_takes_no_name_from_what_was_sent_again_meanwhile() -> None:
+    """Whatever the clocks say; and what was sent again may have waited as well."""
+    for first_ms, again_ms in ((10, 4_000), (4_000, 10)):
+        waited = Claim(key(A), NAME, first_ms, waited_ms=9_000)
+        again = Claim(key(B), NAME, again_ms)
+        assert who_is_left((5_000, again), (9_000, waited)) == {B}
+        at_once = replace(waited, waited_ms=0)
+        assert who_is_left((5_000, again), (9_000, at_once)) == {A}, "the control"
+        first, again_waited = replace(waited, waited_ms=10), replace(again, waited_ms=3_000)
+        assert who_is_left((10, first), (9_000, again_waited)) == {B}
+
+
 def test_what_is_planned_anew_takes_no_name_from_what_was_sent_again_since() -> None:
     """Its worker was lost, and with it the claim; where it goes on it comes as the later one."""
     first, again = Claim(key(A), NAME, 10), Claim(key(B), NAME, 5_000)

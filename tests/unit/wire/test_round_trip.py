@@ -163,7 +163,7 @@ ROUTER: dict[type, st.SearchStrategy[typing.Any]] = {
     session.Drain: st.builds(session.Drain, u32, st.booleans()),
     session.CallOffDrain: st.just(session.CallOffDrain()),
     session.Claim: st.builds(
-        session.Claim, own_keys, st.binary(min_size=16, max_size=16), u64, st.booleans()
+        session.Claim, own_keys, st.binary(min_size=16, max_size=16), u64, st.booleans(), u64
     ),
 }
 
