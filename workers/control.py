@@ -61,6 +61,8 @@ STATS_S = 0.1
 """Changed stats are sent at most so often."""
 ROUTERS_MAX = 16
 """Sessions at a time, unless it is said otherwise."""
+STEP_STUCK_MS = 300_000
+"""So long a step may take, unless it is said otherwise."""
 IDLE_CHECK_S = 1.0
 """Idle for so long, the core checks itself, once: it takes time linear in the pool."""
 
@@ -106,6 +108,7 @@ class Control:
         on_drained: Callable[[], None] = lambda: None,
         report_pace_ms: Callable[[], int] = lambda: 0,
         routers_max: int = ROUTERS_MAX,
+        step_stuck_ms: int = STEP_STUCK_MS,
     ) -> None:
         self.core = core
         self._tiers = tiers
@@ -120,6 +123,7 @@ class Control:
         self._links: PeerLinks | None = None
         self._pace = StepPace(core.limits.max_step_tokens)
         self._pump_timer: asyncio.TimerHandle | None = None
+        self._step_stuck_ms, self._step_began_ms = step_stuck_ms, 0
         self._sessions = RouterSessions(routers_max)
         self._tasks: list[asyncio.Task[None]] = []
         self._check_due_s: float | None = None
@@ -300,6 +304,8 @@ class Control:
             if step is None:
                 return
             self._pace.launched(_precise_ms(), step)
+            if self.core.batcher.num_in_flight == 1:
+                self._step_began_ms = self._now_ms()
             self._engine.launch(step).add_done_callback(partial(self._step_done, step))
 
     def _pump_later(self, wait_ms: float) -> None:
@@ -313,6 +319,7 @@ class Control:
         if done.cancelled():
             return
         self._pace.done(_precise_ms())
+        self._step_began_ms = self._now_ms()  # the next one that waits begins
         error = done.exception()
         if isinstance(error, EngineFailedError):
             log.error("the engine failed in step %d", step.step_id, exc_info=error)
@@ -351,6 +358,10 @@ class Control:
             if self._transport.failure:
                 # A worker that cannot transfer must not look healthy.
                 self._fail(f"transport: {self._transport.failure}")
+            stuck_ms = self._now_ms() - self._step_began_ms
+            if self.core.batcher.num_in_flight and stuck_ms > self._step_stuck_ms:
+                # It beats and takes requests as ever, of which none would end.
+                self._fail(f"a step has not ended for {stuck_ms} ms (scheduling.step_stuck_ms)")
             if self._check_due_s is not None and time.monotonic() > self._check_due_s:
                 self._check_due_s = None
                 self._guard(self._check)

@@ -211,6 +211,7 @@ class Worker:
             on_drained=self._stop.set,
             report_pace_ms=lambda: self._answers.stats_ms,
             routers_max=options.routers_max,
+            step_stuck_ms=options.step_stuck_ms,
         )
         server = self._connections.server(CHANNEL_OPTIONS, files_left(0))
         port = self._listen(server)

@@ -178,6 +178,9 @@ class SchedulingSettings(Section):
     """Sequences running at once."""
     max_waiting: Positive = 1024
     """Sequences waiting; more are refused."""
+    step_stuck_ms: Milliseconds = 300_000
+    """A step that has not ended for so long never will: the worker's process ends, and its requests
+    go on elsewhere."""
     num_speculative_tokens: int = Field(default=0, ge=0, le=64)
     """Tokens drafted per step and sequence (speculative decoding by prompt lookup): what followed
     where the last tokens stood before, in prompt or answer. 0 drafts nothing. Answers are the same

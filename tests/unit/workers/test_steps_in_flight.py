@@ -80,6 +80,54 @@ def test_steps_are_launched_while_the_first_one_runs(steps_max: int) -> None:
     assert asyncio.run(answer(steps_max)) == ([100, 101, 102, 103], steps_max)
 
 
+async def fails_of(step_stuck_ms: int, *, ends: bool) -> list[str]:
+    """Why a worker fails while its clock jumps on by 11 ms; ``ends``: its step ends before that."""
+    engine, links, failures = HeldEngine(), cast(Any, NoPeers()), list[str]()
+    core = new_core(LAYOUTS["full"], 24, steps_max=2)
+    control = Control(
+        core,
+        engine,
+        links,
+        failures.append,
+        RequestTrace(NoOpTracer()),
+        step_stuck_ms=step_stuck_ms,
+    )
+    time_ms = 1_000
+    control._now_ms = lambda: time_ms
+    ticks = 0
+    check = control._transport.check
+
+    def count() -> None:
+        nonlocal ticks
+        ticks += 1
+        check()
+
+    control._transport.check = count  # type: ignore[method-assign]
+    control.start(links)
+    control.open_session(lambda message: None)
+    control.router_message(REQUEST)
+    await until(lambda: len(engine.begun) == 1)
+    if ends:
+        for _ in range(REQUEST.sampling.max_tokens):
+            engine.go.release()
+        await until(lambda: not core.sequences)
+    time_ms += 11
+    ticks = 0
+    await until(lambda: bool(failures) or ticks > 2)
+    for _ in range(REQUEST.sampling.max_tokens):
+        engine.go.release()
+    await control.stop()
+    return failures
+
+
+def test_a_step_that_does_not_end_ends_the_worker() -> None:
+    """It was ready for ever: each request waited for router.request_timeout_ms, then failed."""
+    (why,) = asyncio.run(fails_of(10, ends=False))
+    assert why == "a step has not ended for 11 ms (scheduling.step_stuck_ms)"
+    assert asyncio.run(fails_of(11, ends=False)) == []
+    assert asyncio.run(fails_of(10, ends=True)) == [], "idle"
+
+
 async def neighbours(expected_ms: float) -> list[set[str]]:
     """Who is in the first two steps, when the second request comes while the first step runs."""
     engine, links = HeldEngine(), cast(Any, NoPeers())
