@@ -328,6 +328,9 @@ class Control:
         result = done.result() if error is None else StepResult(step.step_id, error=repr(error))
         if result.error:
             log.error("step %d failed: %s", step.step_id, result.error)
+        elif num_failed := sum(map(bool, result.errors)):
+            of, why = len(result.errors), next(filter(None, result.errors))
+            log.error("%d of %d slices of step %d failed: %s", num_failed, of, step.step_id, why)
         self._guard(lambda: self.core.on_step_done(self._now_ms(), result))
 
     def _fail(self, reason: str) -> None:

@@ -7,7 +7,7 @@ is computed until they begin anew, and nobody else's result is touched.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, cast
 
@@ -28,7 +28,14 @@ class Scored:
     prompt_logprobs: tuple[TokenLogprobs, ...]
 
 
-SliceSamples = SampledToken | tuple[SampledToken, ...] | Scored | None
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What becomes of a slice that could not be computed, where its neighbours were."""
+
+    error: str
+
+
+SliceSamples = SampledToken | tuple[SampledToken, ...] | Scored | Failed | None
 """What a slice samples: nothing, a token, or of one with drafts a token for each and one more."""
 
 
@@ -75,7 +82,7 @@ class EngineSteps(Generic[Batch]):
             self._planned.ended = ()
             batch = self._lay_out(left)
         except self._failures as error:
-            self._planned.lose(left)
+            self._planned.lose(part.key for part in left.slices)
             self._prepared.append(_Prepared(step, error=f"{type(error).__name__}: {error}"))
             return
         for part in left.slices:
@@ -94,7 +101,7 @@ class EngineSteps(Generic[Batch]):
             raise InvariantViolation(f"{step} is run where {prepared.step} was prepared")
         left = self._computed.left_of(step)
         if prepared.error:
-            self._computed.lose(left)
+            self._computed.lose(part.key for part in left.slices)
             return StepResult(step.step_id, error=prepared.error)
         if step.slices and not left.slices:
             return StepResult(step.step_id, (None,) * len(step.slices))
@@ -107,8 +114,16 @@ class EngineSteps(Generic[Batch]):
         try:
             samples = self._compute(cast(Batch, prepared.batch), replace(left, slices=slices))
         except self._failures as error:
-            self._computed.lose(left)
+            self._computed.lose(part.key for part in left.slices)
             return StepResult(step.step_id, error=f"{type(error).__name__}: {error}")
+        errors = {
+            part.key: one.error
+            for part, one in zip(slices, samples, strict=True)
+            if isinstance(one, Failed)
+        }
+        self._computed.lose(errors)
+        if slices and len(errors) == len(slices):
+            return StepResult(step.step_id, error=next(iter(errors.values())))
         by_key: dict[RequestKey, SampledToken | None] = {}
         after_drafts: dict[RequestKey, tuple[SampledToken, ...]] = {}
         scored: dict[RequestKey, tuple[TokenLogprobs, ...]] = {}
@@ -116,6 +131,8 @@ class EngineSteps(Generic[Batch]):
             if isinstance(one, Scored):
                 scored[part.key] = one.prompt_logprobs
                 one = one.sampled
+            if isinstance(one, Failed):
+                continue
             if isinstance(one, tuple):
                 by_key[part.key], *after = one
                 after_drafts[part.key] = tuple(after)
@@ -132,6 +149,7 @@ class EngineSteps(Generic[Batch]):
             prompt_logprobs=tuple([scored.get(part.key, ()) for part in step.slices])
             if scored
             else (),
+            errors=tuple([errors.get(part.key, "") for part in step.slices]) if errors else (),
         )
 
 
@@ -172,9 +190,9 @@ class _Sequences:
         slices = tuple([part for part in step.slices if part.key not in self._lost])
         return Step(step.step_id, slices, self.ended)
 
-    def lose(self, step: Step) -> None:
-        """Take note that a step failed."""
-        self._lost.update(part.key for part in step.slices)
+    def lose(self, keys: Iterable[RequestKey]) -> None:
+        """Take note that a step failed for these sequences."""
+        self._lost.update(keys)
 
     def _forget(self, key: RequestKey) -> None:
         self.sampled.pop(key, None)

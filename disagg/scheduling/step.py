@@ -90,7 +90,8 @@ class Step:
 class StepResult:
     """Outcome of a step; ``samples`` is parallel to the step's slices.
 
-    With ``error`` set nothing of the step may be published or emitted.
+    With ``error`` set nothing of the step may be published or emitted, with an entry of ``errors``
+    nothing of that slice.
     """
 
     step_id: int
@@ -100,3 +101,5 @@ class StepResult:
     """Parallel to the slices too, if one has drafts: what was sampled after each of them."""
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
     """Parallel to the slices, if one has ``scored_token_ids``: one for each of them."""
+    errors: tuple[str, ...] = ()
+    """Parallel to the slices, if some failed and others did not: why, or ""."""

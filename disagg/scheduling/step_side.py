@@ -94,11 +94,11 @@ class StepSide:
             for i, (seq, part) in enumerate(zip(sequences, step.slices, strict=True))
             if self._generations.sequences.get(seq.key) is seq and seq.phase is Phase.RUNNING
         ]
-        if not result.error:
-            self._kv.publish_step([(seq.key, num_computed) for _, seq, num_computed in alive])
+        errors = result.errors or (result.error,) * len(step.slices)
+        self._kv.publish_step([(seq.key, computed) for i, seq, computed in alive if not errors[i]])
         for i, seq, num_computed in alive:
-            if result.error:
-                self._parts.end(seq, EndReason.STEP_FAILED, result.error)
+            if errors[i]:
+                self._parts.end(seq, EndReason.STEP_FAILED, errors[i])
                 continue
             seq.num_computed = num_computed
             if result.prompt_logprobs and result.prompt_logprobs[i]:

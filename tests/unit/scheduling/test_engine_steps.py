@@ -12,7 +12,7 @@ from disagg.errors import InvariantViolation
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.scheduling import engine_steps
-from disagg.scheduling.engine_steps import EngineSteps
+from disagg.scheduling.engine_steps import EngineSteps, Failed, SliceSamples
 from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step, StepResult
 
 BOUND_S = 60.0
@@ -30,6 +30,7 @@ class Engine:
         self.steps: EngineSteps[list[str]] = EngineSteps(self.lay_out, self.compute, (CannotError,))
         self.bad_layouts: set[int] = set()
         self.bad_steps: set[int] = set()
+        self.bad_slices: set[tuple[int, str]] = set()
         self.laid_out: list[tuple[int, list[str], list[str]]] = []
         self.computed: list[tuple[int, list[str], list[str]]] = []
         self.hold: Callable[[int], None] = lambda _: None
@@ -41,7 +42,7 @@ class Engine:
             raise CannotError
         return names
 
-    def compute(self, laid_out: list[str], step: Step) -> list[SampledToken | None]:
+    def compute(self, laid_out: list[str], step: Step) -> list[SliceSamples]:
         self.hold(step.step_id)
         names = [part.key.request_id for part in step.slices]
         assert set(names) <= set(laid_out)
@@ -49,7 +50,10 @@ class Engine:
         assert not any(PLACEHOLDER in part.token_ids for part in step.slices)
         if step.step_id in self.bad_steps:
             raise CannotError
-        return [self.sample(part) for part in step.slices]
+        return [
+            Failed("bad") if (step.step_id, name) in self.bad_slices else self.sample(part)
+            for name, part in zip(names, step.slices, strict=True)
+        ]
 
     @staticmethod
     def sample(part: SequenceSlice) -> SampledToken | None:
@@ -121,6 +125,27 @@ def test_who_is_lost_drops_out_of_steps_that_are_prepared() -> None:
     assert engine.tokens(steps[2]) == [False, True, True]
     assert engine.tokens(steps[3]) == [False, True]
     assert [names for _, names, _ in engine.computed[2:]] == [["b", "c"], ["c"]]
+
+
+def test_a_slice_that_fails_takes_no_neighbour_along() -> None:
+    engine, alone = Engine(), Engine()
+    steps = [
+        step_of(0, first("a"), first("b")),
+        step_of(1, later("a"), later("b")),
+        step_of(2, later("a", 3), later("b", 3)),
+        step_of(3, first("a"), later("b", 4)),
+        step_of(4, later("a")),
+    ]
+    of_b = [alone.steps.run(step_of(n, *step.slices[1:])).samples for n, step in enumerate(steps)]
+    engine.bad_slices = {(1, "a"), (4, "a")}
+    engine.prepare(*steps)
+    results = [engine.steps.run(step) for step in steps]
+    assert [result.errors for result in results] == [(), ("bad", ""), (), (), ()]
+    assert [result.samples[1:] for result in results[:4]] == of_b[:4]
+    assert results[1].samples[0] is None
+    assert results[2].samples[0] is None, "lost"
+    assert results[3].samples[0] is not None, "begins anew"
+    assert results[4] == StepResult(4, error="bad"), "none is left"
 
 
 def test_what_a_step_ends_is_told_also_if_nothing_of_it_is_computed() -> None:

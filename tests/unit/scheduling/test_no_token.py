@@ -2,9 +2,12 @@
 
 import pytest
 
-from disagg.messages.sampling import SampledToken
-from disagg.messages.session import EndReason
+from disagg.messages.identity import RequestKey
+from disagg.messages.outputs import StepOutputs
+from disagg.messages.sampling import SampledToken, SamplingParams
+from disagg.messages.session import EndReason, PartEnded, Role, Submit
 from disagg.routing.exclusions import first_cause
+from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.step import StepResult
 from tests.unit.scheduling.test_progress import LAYOUTS, D, P, Pair
 
@@ -40,6 +43,29 @@ def test_both_parts_end_and_hold_nothing(layout: str) -> None:
     for core in pair.cores.values():
         assert not core.sequences
         assert core.kv.num_free_blocks == core.kv.num_usable_blocks
+
+
+def test_whose_slice_failed_ends_alone() -> None:
+    """A prompt that a model cannot compute took all that ran beside it along, again and again."""
+    pair = Pair(LAYOUTS["full"], 64)
+    core = pair.cores[P]
+    for name in ("bad", "good"):
+        sampling = SamplingParams(max_tokens=4)
+        prompt = tuple(range(7, 40))
+        submit = Submit(RequestKey(name, 1), Role.LOCAL, prompt, (), b"", sampling)
+        core.on_router_message(0, submit)
+    step, _ = core.next_step(0)
+    assert step is not None
+    names = [part.key.request_id for part in step.slices]
+    assert names == ["bad", "good"]
+    result = StepResult(step.step_id, (None, SampledToken(7)), errors=("NaN", ""))
+    told = [one.message for one in core.on_step_done(0, result) if isinstance(one, ToRouter)]
+    assert [one for one in told if isinstance(one, PartEnded)] == [
+        PartEnded(RequestKey("bad", 1), EndReason.STEP_FAILED, "NaN")
+    ]
+    (tokens,) = [one for one in told if isinstance(one, StepOutputs)]
+    assert [one.key.request_id for one in tokens.outputs] == ["good"]
+    assert [key.request_id for key in core.sequences] == ["good"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -15,9 +15,9 @@ from disagg.kv.kinds.kind import keeps_states
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.drafts import rows_of
-from disagg.scheduling.engine_steps import EngineSteps, Scored, SliceSamples
+from disagg.scheduling.engine_steps import EngineSteps, Failed, Scored, SliceSamples
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
-from disagg.workers.engines.finite import check_finite
+from disagg.workers.engines.finite import NonFiniteError, non_finite
 from disagg.workers.engines.forms import group_forms
 from disagg.workers.engines.logprobs import prompt_logprobs
 from disagg.workers.engines.native.attention import ATTENTION_NAME, BATCH_ARGUMENT, register
@@ -36,6 +36,9 @@ from disagg.workers.engines.sampler import Sampler
 from disagg.workers.engines.start_phases import phase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FAILED = Failed("NonFiniteError: a hidden state or a logit is not finite")
+"""A slice that read NaN, or whose numbers were too large. Nothing passes from one sequence of a
+batch to another, so the others' tokens and KV are as without it."""
 
 
 class NativeEngine:
@@ -160,11 +163,7 @@ class NativeEngine:
         return self._builder.build(step.slices, self._tables.of(step.slices))
 
     def forward(self, batch: PackedBatch) -> torch.Tensor:
-        """Run the model once; returns the logits [sampled rows, vocab_size].
-
-        Raises:
-            NonFiniteError: some token's hidden state is not finite.
-        """
+        """Run the model once; returns the logits [sampled rows, vocab_size], finite or not."""
         if self._model is None:
             raise RuntimeError("the engine is closed")
         self._mixers.calls = batch.states
@@ -185,16 +184,38 @@ class NativeEngine:
         batch.put_tokens(step.slices)
         logits = self.forward(batch)
         samples: list[SliceSamples] = [None] * len(step.slices)
-        if batch.sampled:
-            parts = [step.slices[index] for index in batch.sampled]
-            rows = [row for part in parts for row in rows_of(part)]
-            tokens = iter(self._sampler.sample(logits, rows))
-            for index, part in zip(batch.sampled, parts, strict=True):
-                drawn = tuple(islice(tokens, 1 + part.num_drafts))
-                samples[index] = drawn if part.num_drafts else drawn[0]
+        # Every token attends to itself, so what it wrote into the pool is covered as well.
+        lengths = [len(part.token_ids) for part in step.slices]
+        for index in non_finite(self._rows.hidden_states, lengths):
+            samples[index] = _FAILED
+        self._sample(batch.sampled, step.slices, logits, samples)
         self._score(batch, step.slices, samples)
         self._rows.forget()
         return tuple(samples)
+
+    def _sample(
+        self,
+        sampled: Sequence[int],
+        slices: Sequence[SequenceSlice],
+        logits: torch.Tensor,
+        samples: list[SliceSamples],
+    ) -> None:
+        """Draw tokens for the slices that were computed; whose logits are not finite fails too."""
+        num_rows = [1 + slices[index].num_drafts for index in sampled]
+        for number in non_finite(logits, num_rows):
+            samples[sampled[number]] = _FAILED
+        drawing = [index for index in sampled if samples[index] is not _FAILED]
+        if not drawing:
+            return
+        if len(drawing) < len(sampled):
+            of_rows = [index for index, n in zip(sampled, num_rows, strict=True) for _ in range(n)]
+            logits = logits[[row for row, index in enumerate(of_rows) if index in drawing]]
+        rows = [row for index in drawing for row in rows_of(slices[index])]
+        tokens = iter(self._sampler.sample(logits, rows))
+        for index in drawing:
+            num_drafts = slices[index].num_drafts
+            drawn = tuple(islice(tokens, 1 + num_drafts))
+            samples[index] = drawn if num_drafts else drawn[0]
 
     def _score(
         self, batch: PackedBatch, slices: Sequence[SequenceSlice], samples: list[SliceSamples]
@@ -202,13 +223,21 @@ class NativeEngine:
         """Add to the samples what the model thinks of prompts."""
         row = 0
         for index, part in enumerate(slices):
-            if part.scored_token_ids:
-                found = prompt_logprobs(
-                    part, row, self.vocab_size, lambda *rows: self._rows.of(batch.input_ids, *rows)
-                )
-                sampled = samples[index]
-                assert not isinstance(sampled, tuple | Scored)  # who is scored has no drafts
-                samples[index] = Scored(sampled, found)
+            sampled = samples[index]
+            if part.scored_token_ids and sampled is not _FAILED:
+                assert not isinstance(
+                    sampled, tuple | Scored | Failed
+                )  # who is scored has no drafts
+                try:
+                    found = prompt_logprobs(
+                        part,
+                        row,
+                        self.vocab_size,
+                        lambda *rows: self._rows.of(batch.input_ids, *rows),
+                    )
+                    samples[index] = Scored(sampled, found)
+                except NonFiniteError:
+                    samples[index] = _FAILED
             row += len(part.token_ids)
 
 
@@ -258,13 +287,4 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> A
     model.eval().to(device)
     hand_out_latents(model)
     scale_by_own_positions(model)
-    model.model.register_forward_hook(_refuse_non_finite)
     return model
-
-
-def _refuse_non_finite(_module: object, _args: object, output: Any) -> None:
-    """Fail the step where any token, sampled or not, read NaN.
-
-    Every token attends to itself, so what it wrote into the pool is covered as well.
-    """
-    check_finite("a hidden state", output.last_hidden_state)

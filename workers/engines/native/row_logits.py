@@ -41,6 +41,12 @@ class RowLogits:
         logits: torch.Tensor = output.logits[0]
         return logits
 
+    @property
+    def hidden_states(self) -> torch.Tensor:
+        """Those behind the layers, of every token of the pass: [T, hidden size]."""
+        states: torch.Tensor = self._output.last_hidden_state[0]
+        return states
+
     def close(self) -> None:
         """Drop the model."""
         self._model = self._layers = self._output = None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from disagg.scheduling.step import Step
+from disagg.scheduling.step import SequenceSlice, Step
 from disagg.workers.engines.native.checkpoint import open_checkpoint
 from disagg.workers.engines.native.families import SUPPORTED
 from disagg.workers.engines.native.native_engine import NativeEngine
@@ -143,6 +143,35 @@ def test_an_unwritten_block_fails_the_step(engine: NativeEngine) -> None:
     seq.computed = 56
     engine.pool.poison([seq.tables[-1][seen(engine.layout.groups[-1], 56)]])
     assert "NonFiniteError" in run_one(engine, pool.slice(seq, 8, None))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 24])
+def test_who_reads_poison_fails_alone(engine: NativeEngine, num_tokens: int) -> None:
+    """Whoever is in its step gets the token that it gets alone."""
+
+    def next_slices() -> list[SequenceSlice]:
+        pool, slices = Pool(engine, random.Random(9)), []
+        for name, prompt in zip(("one", "bad", "two"), prompts(9, (40, 64, 33)), strict=True):
+            seq = pool.start(name, prompt)
+            num_left = num_tokens if name == "bad" else 1
+            assert run_one(engine, pool.slice(seq, len(prompt) - num_left)) == ""
+            seq.computed = len(prompt) - num_left
+            if name == "bad":
+                last = seq.tables[-1][seen(engine.layout.groups[-1], seq.computed)]
+                engine.pool.poison([last])
+            slices.append(pool.slice(seq, num_left))
+        return slices
+
+    one, _, two = next_slices()
+    alone = [engine.run(Step(0, (part,))).samples[0] for part in (one, two)]
+    result = engine.run(Step(0, tuple(next_slices())))  # anew: steps change states in their place
+    assert result.error == ""
+    assert [bool(error) for error in result.errors] == [False, True, False]
+    assert result.samples[1] is None
+    for together, expected in zip(result.samples[::2], alone, strict=True):
+        assert together is not None
+        assert expected is not None
+        assert together.token_id == expected.token_id
 
 
 def test_a_corrupted_block_is_detected(directory: Path, engine: NativeEngine) -> None:
