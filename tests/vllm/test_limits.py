@@ -189,12 +189,12 @@ def test_the_longest_sequence_is_computed(engine: Any) -> None:
     assert "do not lie in" in engine.run(Step(4, (beyond,))).error
 
 
-def test_a_state_that_is_not_finite_fails_its_step_alone(engine: Any) -> None:
+def test_a_state_that_is_not_finite_fails_its_sequence_alone(engine: Any) -> None:
     right = answer(engine)
     groups = len(engine.layout.groups)
     good = part("x", 64, groups=groups)
     other = part("other", 20, first_block=100, groups=groups)
-    assert engine.run(Step(1, (good, other))).error == ""
+    (_, beside_it) = engine.run(Step(1, (good, other))).samples
     again = replace(good, token_ids=good.token_ids[40:], start=40, is_new=False, table_changes=())
     assert engine.run(Step(2, (again,))).error == ""  # control
     block = good.table_changes[-1].new_blocks[0]
@@ -202,9 +202,11 @@ def test_a_state_that_is_not_finite_fails_its_step_alone(engine: Any) -> None:
     engine.pool[block] = -1
     beside = replace(other, is_new=False, table_changes=())
     result = engine.run(Step(3, (again, beside)))
-    assert "NonFiniteError" in result.error
-    assert result.samples == ()
-    assert engine.run(Step(4, (again, beside))).samples == (None, None), "both begin anew"
+    assert result.error == ""
+    assert "NonFiniteError" in result.errors[0]
+    assert (result.errors[1], result.samples) == ("", (None, beside_it))
+    result = engine.run(Step(4, (again, beside)))
+    assert (result.errors, result.samples) == ((), (None, beside_it)), "who failed begins anew"
     unsampled = replace(again, sampling=None, is_new=True, table_changes=good.table_changes)
     assert "NonFiniteError" in engine.run(Step(4, (unsampled,))).error
     assert engine.run(Step(5, (other,))).error == ""

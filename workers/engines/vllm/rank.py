@@ -9,7 +9,7 @@ from vllm.config import set_current_vllm_config
 
 from disagg.errors import ConfigError
 from disagg.messages.sampling import SampledToken
-from disagg.scheduling.engine_steps import Scored
+from disagg.scheduling.engine_steps import Failed, Scored
 from disagg.scheduling.step import SequenceSlice
 from disagg.workers import machine
 from disagg.workers.engines.finite import NonFiniteError
@@ -30,7 +30,7 @@ from disagg.workers.rank_connections import RankAddress, accept_ranks
 from disagg.workers.ranked_checksums import RankChecksums
 from disagg.workers.tiers.rank_tiers import RankTiers
 
-Drawn = dict[str, SampledToken | Scored]
+Drawn = dict[str, SampledToken | Scored | Failed]
 
 
 class Rank:
@@ -235,4 +235,4 @@ class Ranks:
 def _token_ids(result: tuple[Drawn, str]) -> dict[str, int]:
     drawn, _ = result
     sampled = {n: one.sampled if isinstance(one, Scored) else one for n, one in drawn.items()}
-    return {name: one.token_id for name, one in sampled.items() if one is not None}
+    return {name: one.token_id for name, one in sampled.items() if isinstance(one, SampledToken)}

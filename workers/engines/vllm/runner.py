@@ -3,7 +3,7 @@
 On CUDA vLLM would take its second one (V2); `devices.environment` asks for the first, and says why.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from disagg.errors import ConfigError
 from disagg.grammar.compiler import GrammarCompiler
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.messages.sampling import SampledToken, TokenLogprobs
-from disagg.scheduling.engine_steps import Scored
+from disagg.scheduling.engine_steps import Failed, Scored
 from disagg.scheduling.step import SequenceSlice
-from disagg.workers.engines.finite import NonFiniteError, check_finite
+from disagg.workers.engines.finite import NonFiniteError, non_finite
 from disagg.workers.engines.logprobs import prompt_logprobs
 from disagg.workers.engines.sampler import Sampler
 from disagg.workers.engines.vllm.block_changes import BlockChanges
@@ -28,18 +28,27 @@ class DrawsHere:
         self._runner = runner  # its batch is made anew when the KV cache is
         self.sampler = Sampler(grammars)
         self._slices: Mapping[str, SequenceSlice] = {}
+        self._failed: Collection[str] = ()
         self.drawn: dict[str, SampledToken] = {}
 
     def expect(self, slices: Mapping[str, SequenceSlice]) -> None:
         """Take the slices of the step whose logits come next, by the runner's names."""
-        self._slices, self.drawn = slices, {}
+        self._slices, self._failed, self.drawn = slices, (), {}
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Draw nothing for these, whose logits are not finite."""
+        self._failed = names
 
     def __call__(self, logits: torch.Tensor, sampling_metadata: object) -> Any:
         """Token of each row of the runner's batch; 0 for those that sample nothing."""
         from vllm.v1.outputs import SamplerOutput
 
         names: Sequence[str] = self._runner.input_batch.req_ids
-        rows = [row for row, name in enumerate(names) if self._slices[name].sampling is not None]
+        rows = [
+            row
+            for row, name in enumerate(names)
+            if self._slices[name].sampling is not None and name not in self._failed
+        ]
         chosen = [self._slices[names[row]] for row in rows]
         tokens = torch.zeros((len(names), 1), dtype=torch.int32, device=logits.device)
         if rows:
@@ -103,11 +112,11 @@ class Runner:
 
     def run(
         self, order: Any, slices: Mapping[str, SequenceSlice], changes: BlockChanges
-    ) -> dict[str, SampledToken | Scored]:
+    ) -> dict[str, SampledToken | Scored | Failed]:
         """Compute a step, draw its tokens and score its prompts, by name.
 
         Raises:
-            NonFiniteError: some token's hidden state, or a prompt's logit, is not finite.
+            NonFiniteError: no sequence's hidden states are finite, or a prompt's logit is not.
         """
         if changes.zeroed:
             self.pool[torch.tensor(changes.zeroed, device=self.pool.device)] = 0
@@ -121,18 +130,28 @@ class Runner:
             raise RuntimeError("vLLM's runner ended a step without logits")
         state = self._runner.execute_model_state
         num_tokens = order.total_num_scheduled_tokens
+        names: Sequence[str] = self._runner.input_batch.req_ids  # in the order of the rows
+        lengths = [len(slices[name].token_ids) for name in names]
+        bad = {names[i] for i in non_finite(state.hidden_states[:num_tokens], lengths)}
         try:
-            check_finite("a hidden state", state.hidden_states[:num_tokens])
-            scored = self._score(state.hidden_states, slices)
+            if len(bad) == len(names):
+                raise NonFiniteError("a hidden state is not finite")
+            scored = self._score(state.hidden_states, slices, bad)
         except NonFiniteError:
             self._runner.execute_model_state = None
             raise
+        self._sampler.leave_out(bad)
         self._worker.sample_tokens(None)
         drawn = self._sampler.drawn
-        return {**drawn, **{name: Scored(drawn.get(name), found) for name, found in scored.items()}}
+        failed = dict.fromkeys(bad, Failed("NonFiniteError: a hidden state is not finite"))
+        with_scores = {name: Scored(drawn.get(name), found) for name, found in scored.items()}
+        return {**drawn, **with_scores, **failed}
 
     def _score(
-        self, hidden_states: torch.Tensor, slices: Mapping[str, SequenceSlice]
+        self,
+        hidden_states: torch.Tensor,
+        slices: Mapping[str, SequenceSlice],
+        bad: Collection[str],
     ) -> dict[str, tuple[TokenLogprobs, ...]]:
         """What the model thinks of prompts, by name; every rank has a part in all logits."""
         row, found = 0, {}
@@ -146,7 +165,7 @@ class Runner:
         names: Sequence[str] = self._runner.input_batch.req_ids  # in the order of the rows
         for name in names:
             part = slices[name]
-            if part.scored_token_ids:
+            if part.scored_token_ids and name not in bad:
                 found[name] = prompt_logprobs(part, row, vocab_size, logits_of)
             row += len(part.token_ids)
         return found
