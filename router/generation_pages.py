@@ -109,14 +109,15 @@ class GenerationPages:
 
     async def _prepare(self, exchange: Exchange, body: RequestBody) -> list[NewRequest]:
         """Prepare every prompt of a body; no worker hears of them."""
-        wanted, form = body.generation_requests(), body.form
-        num_choices = len(wanted) * form.num_each
+        form = body.form
+        num_choices = body.num_prompts * form.num_each
         for setting in ("choices_max", "requests_max"):
             if num_choices > (most := getattr(self._options, setting)):
                 raise RequestError(
                     f"{num_choices} choices are more than limits.{setting}, {most}",
                     param=form.num_each_field,
                 )
+        wanted = body.generation_requests()
         received_ms = self._dispatcher.now_ms()
         prompts: list[NewRequest] = []
         for number, request in enumerate(wanted):

@@ -35,6 +35,8 @@ class RequestBodies:
         content_type = exchange.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if content_type != b"application/json":
             raise RequestError("must be application/json", param="content-type")
+        if exchange.headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+            raise RequestError("no coding but identity is taken", param="content-encoding")
         data = await exchange.body(self._budget)
         if len(data) <= INLINE_BODY_BYTES_MAX:
             return parse(data)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, from_json
 
 from disagg.errors import RequestError
 from disagg.messages.lazy import cached_property
@@ -52,6 +52,12 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 bodies that have the field."""
 
 
+UNKNOWN_FIELD = "unknown_field"
+ITEMS_MAX = 65_536
+"""Prompts, messages or items of one body. All streams wait for what looks at them: for pydantic,
+whatever thread it is in, and for what is made of them."""
+
+
 class Strict(BaseModel):
     """An object of a body: no unknown fields, no value of another type than the field's."""
 
@@ -64,6 +70,16 @@ class Strict(BaseModel):
         hide_input_in_errors=True,
         ignored_types=(cached_property,),
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_more_fields(cls, value: object) -> object:
+        # pydantic would keep an error of each: of millions that takes it minutes.
+        if isinstance(value, dict) and len(value) > len(cls.model_fields):
+            names = {field.alias or name for name, field in cls.model_fields.items()}
+            unknown = next(name for name in value if name not in names)
+            raise PydanticCustomError(UNKNOWN_FIELD, "unknown field", {"name": unknown})
+        return value
 
 
 _Body = TypeVar("_Body", bound=Strict)
@@ -111,10 +127,9 @@ def _same(value: object, neutral: object) -> bool:
 
 def _request_error(error: ValidationError) -> RequestError:
     first = error.errors(include_url=False, include_input=False)[0]
-    param = ""
-    for part in first["loc"]:
+    param, kind = "", first["type"]
+    for part in (*first["loc"], *((first["ctx"]["name"],) if kind == UNKNOWN_FIELD else ())):
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
-    kind = first["type"]
     if kind == "extra_forbidden":
         message = "unknown field"
     elif kind == "missing":

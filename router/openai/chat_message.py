@@ -1,9 +1,9 @@
 """One message of a chat."""
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import from_json
 
 from disagg.errors import RequestError
 from disagg.router.openai.body import Strict
@@ -11,6 +11,8 @@ from disagg.router.openai.body import Strict
 MESSAGE_IGNORED = ("annotations", "audio", "function_call", "refusal")
 """What clients echo of an assistant's message; only empty ones pass."""
 
+CALLS_MAX = 1024
+"""Of one message."""
 ROLE_OF = {"reasoning_content": "assistant", "tool_calls": "assistant", "tool_call_id": "tool"}
 
 
@@ -40,10 +42,13 @@ def _content(value: object) -> str | None:
 
 
 def arguments_object(value: object) -> dict[str, Any]:
-    """The arguments of a call, of their text; ValueError where that is none of a JSON object."""
+    """The arguments of a call, of their text; ValueError where that is none of a JSON object.
+
+    It is read as bodies are: what no UTF-8 text can have (half a surrogate pair), no prompt can.
+    """
     try:
-        arguments = json.loads(value) if isinstance(value, str) else None
-    except (ValueError, RecursionError):
+        arguments = from_json(value, allow_inf_nan=False) if isinstance(value, str) else None
+    except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         raise ValueError("must be the text of a JSON object")
@@ -81,7 +86,9 @@ class Message(Strict):
         Field(repr=False),
     ] = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    tool_calls: (
+        Annotated[list[ToolCall], Field(min_length=1, max_length=CALLS_MAX, fail_fast=True)] | None
+    ) = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(default=None, repr=False)
 

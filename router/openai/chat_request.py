@@ -10,7 +10,7 @@ from disagg.messages.sampling import TOP_LOGPROBS_MAX
 from disagg.router.chat import Chat
 from disagg.router.generation_request import GenerationRequest
 from disagg.router.openai.answer_form import AnswerForm
-from disagg.router.openai.body import read_object, validate
+from disagg.router.openai.body import ITEMS_MAX, read_object, validate
 from disagg.router.openai.chat_message import Message, drop_ignored
 from disagg.router.openai.generation_fields import GenerationFields
 from disagg.router.openai.tools import (
@@ -25,7 +25,7 @@ from disagg.router.openai.tools import (
 class ChatRequest(GenerationFields):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], Field(max_length=ITEMS_MAX, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None

@@ -10,7 +10,7 @@ from disagg.messages.lazy import cached_property
 from disagg.messages.sampling import TOP_LOGPROBS_MAX
 from disagg.router.generation_request import GenerationRequest
 from disagg.router.openai.answer_form import AnswerForm
-from disagg.router.openai.body import read_object, validate
+from disagg.router.openai.body import ITEMS_MAX, read_object, validate
 from disagg.router.openai.generation_fields import GenerationFields
 from disagg.router.openai.shown_prompt import ShownPrompt
 from disagg.router.tokenizer import Tokenizer
@@ -21,6 +21,8 @@ COMPLETION_MAX_TOKENS = 16
 
 def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(value, list) and value and all(isinstance(item, str | list) for item in value):
+        if len(value) > ITEMS_MAX:
+            raise ValueError(f"at most {ITEMS_MAX} prompts")
         return tuple(_prompt(item) for item in value)
     return (_prompt(value),)
 
@@ -35,7 +37,9 @@ def _prompt(value: object) -> str | tuple[int, ...]:
 
 Text = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
-PromptGiven = Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1)]
+PromptGiven = (
+    Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1, max_length=ITEMS_MAX)]
+)
 """As clients write it."""
 
 
@@ -61,6 +65,11 @@ class CompletionRequest(GenerationFields):
         if len(self.prompt) > form.num_each:
             named = "prompt"
         return dataclasses.replace(form, num_each_field=named)
+
+    @property
+    def num_prompts(self) -> int:
+        """Each has choices of its own."""
+        return len(self.prompt)
 
     @property
     def num_echo_logprobs(self) -> int | None:

@@ -32,6 +32,8 @@ def _stop(value: object) -> tuple[str, ...]:
         return ()
     if isinstance(value, str):
         return (value,)
+    if isinstance(value, list) and len(value) > STOP_STRINGS_MAX:
+        raise ValueError(f"at most {STOP_STRINGS_MAX} strings")
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise ValueError("must be a string or a list of strings")
@@ -40,6 +42,8 @@ def _stop(value: object) -> tuple[str, ...]:
 def _stop_token_ids(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
+    if isinstance(value, list) and len(value) > STOP_TOKENS_MAX:
+        raise ValueError(f"at most {STOP_TOKENS_MAX} ids")
     if isinstance(value, list) and all(type(item) is int for item in value):
         return tuple(value)
     raise ValueError("must be a list of token ids")
@@ -92,6 +96,11 @@ class GenerationFields(Strict):
         default=None, repr=False
     )
     response_format: ResponseFormat | None = None
+
+    @property
+    def num_prompts(self) -> int:
+        """A chat is one."""
+        return 1
 
     def form_of(self, num_logprobs: int | None) -> AnswerForm:
         """What the answer is to be, with so many logprobs as the endpoint's own fields want."""

@@ -15,6 +15,8 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
         return ()
     if not isinstance(value, dict):
         raise ValueError("must be an object of token ids and numbers")
+    if len(value) > LOGIT_BIAS_TOKENS_MAX:
+        raise ValueError(f"at most {LOGIT_BIAS_TOKENS_MAX} tokens")
     biases: dict[int, float] = {}
     for token, bias in value.items():
         # Exactly the digits: int() takes signs, blanks and underscores too.

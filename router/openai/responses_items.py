@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from disagg.router.openai.body import Strict
+from disagg.router.openai.body import ITEMS_MAX, Strict
 from disagg.router.openai.chat_message import arguments_object
 
 TEXT_TYPES = ("input_text", "output_text", "reasoning_text", "text")
@@ -92,6 +92,8 @@ def as_items(value: object) -> object:
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of items")
+    if len(value) > ITEMS_MAX:
+        raise ValueError(f"at most {ITEMS_MAX} items")
     return [
         {"type": "message"} | item if isinstance(item, dict) and "role" in item else item
         for item in value

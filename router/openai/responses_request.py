@@ -14,7 +14,7 @@ from disagg.router.generation_request import (
     GenerationRequest,
 )
 from disagg.router.openai.answer_form import AnswerForm
-from disagg.router.openai.body import Strict, read_object, validate
+from disagg.router.openai.body import ITEMS_MAX, Strict, read_object, validate
 from disagg.router.openai.disagg_fields import DisaggFields, slo_of
 from disagg.router.openai.response_format import JsonSchema, ResponseFormat
 from disagg.router.openai.responses_items import Item, as_items, messages_of
@@ -49,6 +49,18 @@ the answer."""
 
 TAG = re.compile(r"^(input\[\d+\]|text\.format)\.\w+")
 """Which form of an item or format it is stands in pydantic's path, not in the client's."""
+
+
+METADATA_MAX = 16
+"""Pairs, as OpenAI has it."""
+MetadataGiven = Annotated[dict[str, str], Field(max_length=METADATA_MAX)] | None
+Items = Annotated[list[Item], Field(max_length=ITEMS_MAX, fail_fast=True)]
+
+
+def _metadata(value: object) -> object:
+    if isinstance(value, dict) and len(value) > METADATA_MAX:
+        raise ValueError(f"at most {METADATA_MAX} pairs")
+    return value
 
 
 class FunctionTool(Function):
@@ -94,8 +106,8 @@ class ResponsesRequest(Strict):
 
     model: str
     input: Annotated[
-        list[Item],
-        BeforeValidator(as_items, json_schema_input_type=str | list[Item]),
+        Items,
+        BeforeValidator(as_items, json_schema_input_type=str | Items),
         Field(repr=False),
     ]
     instructions: str | None = Field(default=None, repr=False)
@@ -120,11 +132,19 @@ class ResponsesRequest(Strict):
         ),
     ] = None
     parallel_tool_calls: bool | None = None
-    metadata: dict[str, str] | None = Field(default=None, repr=False)
+    metadata: Annotated[
+        dict[str, str] | None,
+        BeforeValidator(_metadata, json_schema_input_type=MetadataGiven),
+    ] = Field(default=None, repr=False)
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, repr=False)
     cache_salt: Annotated[str, Field(max_length=CACHE_SALT_CHARS_MAX)] | None = Field(
         default=None, repr=False
     )
+
+    @property
+    def num_prompts(self) -> int:
+        """One."""
+        return 1
 
     @property
     def stop(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from disagg.errors import RequestError
 from disagg.router.chat import Chat
-from disagg.router.openai.body import Strict, read_object, validate
+from disagg.router.openai.body import ITEMS_MAX, Strict, read_object, validate
 from disagg.router.openai.chat_message import Message, drop_ignored
 from disagg.router.openai.tools import Tools, callable_schemas, for_template
 
@@ -16,7 +16,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = Field(default=None, repr=False)
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(max_length=ITEMS_MAX, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     """None: those that the tokenizer adds to a prompt; a chat template writes its own."""
     add_generation_prompt: bool = True
@@ -44,7 +44,7 @@ class DetokenizeRequest(Strict):
     """Body of ``POST /detokenize``."""
 
     model: str | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(repr=False)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True, repr=False)]
 
 
 def parse_tokenize(body: bytes) -> TokenizeRequest:

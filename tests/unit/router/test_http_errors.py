@@ -1,6 +1,7 @@
 """Bad input: the status, the field, the OpenAI schema, and nothing reaches a worker."""
 
 import asyncio
+import gzip
 import json
 
 import pytest
@@ -252,7 +253,10 @@ async def test_bodies_that_are_no_request(house):
     good = json.dumps(COMPLETION).encode()
     response = await post(good, "text/plain")
     check_error(response, 400, "content-type", "invalid_value")
+    response = await post(gzip.compress(good), **{"content-encoding": "gzip"})
+    check_error(response, 400, "content-encoding", "invalid_value")
     assert house.workers[0].submits == []
+    assert (await post(good, **{"content-encoding": "identity"})).status_code == 200
     assert (await post(good, "application/json; charset=utf-8")).status_code == 200
 
 

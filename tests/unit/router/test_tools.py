@@ -249,3 +249,15 @@ async def test_a_forced_call_is_a_grammar(serve):
     assert "get_weather" in grammars["requi"]
     assert "get_weather" not in grammars["{'typ"]
     assert "time.now" in grammars["{'typ"]
+
+
+@pytest.mark.parametrize(
+    "text", [r'{"a":"\ud83d"}', r'{"\udc00":1}', '{"a":NaN}', '{"a":' * 300 + "1" + "}" * 300]
+)
+async def test_arguments_that_no_prompt_can_have_are_refused_by_name(serve, text):
+    """JSON can name half a surrogate pair; UTF-8 cannot hold it."""
+    house = await serve("x")
+    call = {"id": "1", "function": {"name": "f", "arguments": text}}
+    change = {"messages": [*ASK, {"role": "assistant", "tool_calls": [call]}]}
+    answer = await house.http.post("/v1/chat/completions", json=BODY | change)
+    check_error(answer, 400, "messages[1].tool_calls[0].function.arguments", "invalid_value")

@@ -1,0 +1,77 @@
+"""Bodies of millions of items: refused at the first thing that is wrong, before much is made of
+them, as all streams of the router wait meanwhile."""
+
+import pytest
+from pydantic import ValidationError
+
+from disagg.errors import RequestError
+from disagg.router.openai.body import ITEMS_MAX, Strict
+from disagg.router.openai.chat_request import ChatRequest, parse_chat
+from disagg.router.openai.completion_request import CompletionRequest, parse_completion
+from disagg.router.openai.responses_request import ResponsesRequest, parse_responses
+from disagg.router.openai.sse import to_json
+from disagg.router.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
+from tests.unit.router.test_http_errors import COMPLETION, check_error
+
+MANY = 1000
+KEYS = {f"a{number}": 1 for number in range(MANY)}
+CALLER = {"role": "assistant", "tool_calls": [5] * MANY}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "num_errors"),
+    [
+        (ChatRequest, {"model": "tiny", "messages": [5] * MANY}, 1),
+        (ChatRequest, {"model": "tiny", "messages": [{}] * MANY}, 1),
+        (ChatRequest, {"model": "tiny", "messages": [CALLER]}, 1),
+        (ChatRequest, {"model": "tiny", "messages": [{"role": "user"} | KEYS]}, 1),
+        (CompletionRequest, {"model": "tiny", "prompt": "a"} | KEYS, 1),
+        (CompletionRequest, {"model": "tiny", "prompt": "a", "logit_bias": KEYS | {"b": 1}}, 1),
+        (ResponsesRequest, {"model": "tiny", "input": [{"type": "message"}] * MANY}, 2),
+        (ResponsesRequest, {"model": "tiny", "input": "a", "metadata": KEYS}, 1),
+        (TokenizeRequest, {"messages": [5] * MANY}, 1),
+        (DetokenizeRequest, {"tokens": [""] * MANY}, 1),
+    ],
+)
+def test_errors_are_not_collected(kind: type[Strict], fields: object, num_errors: int) -> None:
+    """Of each pydantic makes an object, and of all of them a list: some microseconds each."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(fields)
+    assert caught.value.error_count() <= num_errors
+
+
+def test_one_of_many_unknown_fields_is_named() -> None:
+    for body, param in (
+        ({"model": "tiny", "messages": []} | KEYS, "a0"),
+        (
+            {"model": "tiny", "messages": [{"role": "user", "content": "b"} | KEYS]},
+            "messages[0].a0",
+        ),
+    ):
+        with pytest.raises(RequestError, match="unknown field") as caught:
+            parse_chat(to_json(body))
+        assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("parse", "field", "item"),
+    [
+        (parse_completion, "prompt", "a"),
+        (parse_chat, "messages", {"role": "user", "content": ""}),
+        (parse_responses, "input", {"role": "user", "content": ""}),
+    ],
+)
+def test_so_many_items_are_taken_and_no_more(parse, field, item) -> None:
+    parse(to_json({"model": "tiny", field: [item] * ITEMS_MAX}))
+    with pytest.raises(RequestError, match=f"at most {ITEMS_MAX}") as caught:
+        parse(to_json({"model": "tiny", field: [item] * (ITEMS_MAX + 1)}))
+    assert caught.value.param == field
+
+
+async def test_of_too_many_prompts_no_requests_are_made(house, monkeypatch) -> None:
+    def made(self: CompletionRequest) -> None:
+        raise AssertionError("for each prompt")
+
+    monkeypatch.setattr(CompletionRequest, "generation_requests", made)
+    answer = await house.http.post("/v1/completions", json=COMPLETION | {"prompt": ["a"] * 257})
+    check_error(answer, 400, "prompt", "invalid_value")
