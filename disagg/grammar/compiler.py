@@ -6,9 +6,12 @@ while it computes masks.
 """
 
 import json
+import math
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,14 @@ COMPILED_MAX = 16
 LEXER_STATES_MAX = 50_000
 """Of one grammar, made as answers walk through them: 1 to 2 kB each. Hundreds are usual."""
 SYMBOLS_MAX = 100_000
+MULTIPLES_MAX = 100_000
+"""Of the least common multiple and of the sum of all ``multipleOf`` of a grammar. The library has a
+state for each remainder, which none of its limits counts: a million take seconds and 300 MB, seven
+million minutes and gigabytes."""
+MULTIPLE = re.compile(r'"multipleOf\\?": ?(-?\d[\d.eE+-]*)')
+"""In a schema, or where it is part of a text in JSON."""
+DIGITS_MAX = 15
+"""Of those numbers, before the point and behind it."""
 END = "<|end of answer|>"
 """A token of ours behind those of the checkpoint: its bit says whether the answer may end."""
 
@@ -61,6 +72,12 @@ class GrammarCompiler:
 
     def check(self, grammar: str, param: str) -> None:
         """Raise RequestError, naming ``param``, where no answer can match a grammar."""
+        if _multiples(grammar) > MULTIPLES_MAX:
+            raise RequestError(
+                "the least common multiple or the sum of all multipleOf, without their points, is "
+                f"more than {MULTIPLES_MAX}",
+                param=param,
+            )
         state = self.start(grammar, param=param)
         state.compute_bitmask()
         if state.is_error():
@@ -113,6 +130,19 @@ class GrammarCompiler:
         places = [(state, row) for row, state in enumerate(states)]
         fill_next_token_bitmask_par(self._executor, places, words)
         return np.pad(words, ((0, 0), (0, max(0, wanted - own))))
+
+
+def _multiples(grammar: str) -> float:
+    """See `MULTIPLES_MAX`."""
+    found = [abs(Decimal(one)).normalize() for one in MULTIPLE.findall(grammar)]
+    if any(abs(number.adjusted()) > DIGITS_MAX for number in found):
+        return math.inf
+    own = [number.as_integer_ratio() for number in found]
+    scale = math.lcm(*(10 ** max(0, -int(number.as_tuple().exponent)) for number in found))
+    return max(
+        math.lcm(*(numerator * scale // denominator for numerator, denominator in own)),
+        sum(int(number.scaleb(max(0, -int(number.as_tuple().exponent)))) for number in found),
+    )
 
 
 def _read_tokens(file: Path) -> tuple[LLTokenizer, int]:

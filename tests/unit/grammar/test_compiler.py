@@ -1,6 +1,7 @@
 """Schemas become grammars over a checkpoint's tokens, or are refused with the reason."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from disagg.errors import RequestError
 from disagg.grammar.compiler import COMPILED_MAX, GrammarCompiler
 from disagg.grammar.json_grammars import ANY_OBJECT, json_grammar
+from disagg.grammar.marked_grammars import MarkedGrammar
 from tests.checkpoints import make_checkpoint
 
 PAIR = {
@@ -141,3 +143,34 @@ def test_a_checkpoint_without_usable_tokens_is_refused_by_name(
     compiler = GrammarCompiler(tmp_path)
     with pytest.raises(RequestError, match="tokenizer"):
         compiler.check(json_grammar(ANY_OBJECT), "response_format")
+
+
+def alone(*numbers: float) -> str:
+    return json_grammar({"allOf": [{"type": "number", "multipleOf": one} for one in numbers]})
+
+
+def marked(*numbers: float) -> str:
+    """As arguments of a call that is forced are asked for."""
+    to = MarkedGrammar(lambda mark: None)
+    return to.grammar(" ".join(to.json({"multipleOf": one}) for one in numbers))
+
+
+@pytest.mark.parametrize("made", [alone, marked])
+@pytest.mark.parametrize(
+    "numbers",
+    [(1_000_000_007,), (3.0000001,), (1e300,), (1e-300,), (7919, 7907), (0.5, 3e-7), (99991,) * 3],
+)
+def test_multiples_that_would_take_the_library_minutes_are_refused(
+    compiler: GrammarCompiler, made: Callable[..., str], numbers: tuple[float, ...]
+) -> None:
+    with pytest.raises(RequestError, match="multipleOf") as caught:
+        compiler.check(made(*numbers), "response_format")
+    assert caught.value.param == "response_format"
+
+
+@pytest.mark.parametrize("made", [alone, marked])
+@pytest.mark.parametrize("numbers", [(86_400,), (0.01, 1000), (1e-7,), (5, 0.5), (2, 3, 5, 7, 11)])
+def test_usual_multiples_are_taken(
+    compiler: GrammarCompiler, made: Callable[..., str], numbers: tuple[float, ...]
+) -> None:
+    compiler.check(made(*numbers), "response_format")
