@@ -35,6 +35,9 @@ def interrupt_on_signals() -> None:
     """SIGTERM, SIGINT and SIGHUP end the main thread's wait; the error says which."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGHUP:
+            # A second one that comes before `hurry_on_signals` would cut the stop short.
+            _on_hangup(_nothing)
         raise KeyboardInterrupt(signum)
 
     signal.signal(signal.SIGINT, interrupt)
@@ -53,9 +56,13 @@ def hurry_on_signals(hurry: Callable[[], None]) -> None:
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
-    _on_hangup(lambda signum, frame: None)
+    _on_hangup(_nothing)
 
 
 def _on_hangup(handler: Callable[[int, FrameType | None], None]) -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, handler)
+
+
+def _nothing(signum: int, frame: FrameType | None) -> None:
+    """The end of the terminal is known."""

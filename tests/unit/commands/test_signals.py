@@ -118,6 +118,17 @@ def test_each_of_them_ends_what_runs_and_says_which(number: signal.Signals) -> N
 
 
 @pytest.mark.usefixtures("handlers")
+def test_the_end_of_the_terminal_is_said_twice_and_interrupts_once() -> None:
+    """A shell and the kernel both say it; the second one must not cut short what ends a fleet."""
+    interrupt_on_signals()
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGHUP)
+    os.kill(os.getpid(), signal.SIGHUP)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("handlers")
 def test_while_it_stops_the_end_of_the_terminal_is_no_haste() -> None:
     hurried: list[None] = []
     hurry_on_signals(lambda: hurried.append(None))
