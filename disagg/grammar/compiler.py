@@ -135,6 +135,7 @@ class GrammarCompiler:
 def _multiples(grammar: str) -> float:
     """See `MULTIPLES_MAX`."""
     found = [abs(Decimal(one)).normalize() for one in MULTIPLE.findall(grammar)]
+    found = [number for number in found if number]  # the library may skip 0; it would hide the rest
     if any(abs(number.adjusted()) > DIGITS_MAX for number in found):
         return math.inf
     own = [number.as_integer_ratio() for number in found]

@@ -158,7 +158,16 @@ def marked(*numbers: float) -> str:
 @pytest.mark.parametrize("made", [alone, marked])
 @pytest.mark.parametrize(
     "numbers",
-    [(1_000_000_007,), (3.0000001,), (1e300,), (1e-300,), (7919, 7907), (0.5, 3e-7), (99991,) * 3],
+    [
+        (1_000_000_007,),
+        (3.0000001,),
+        (1e300,),
+        (1e-300,),
+        (7919, 7907),
+        (0.5, 3e-7),
+        (99991,) * 3,
+        (0, 7919, 7907),
+    ],
 )
 def test_multiples_that_would_take_the_library_minutes_are_refused(
     compiler: GrammarCompiler, made: Callable[..., str], numbers: tuple[float, ...]
