@@ -165,8 +165,16 @@ class Planner:
         That is a sealed prompt whose decode worker was lost too early, or what a worker that was
         about to end has decoded. Not the policy's: the least loaded worker that may pull it does.
         None where there is no such lease, or nobody to pull it: then the rest is planned as ever.
-        Only where the token that came with the seal is the last one that was accepted.
+        Only where the token that came with the seal is the last one that was accepted. None, too,
+        where a bug keeps it from being found.
         """
+        try:
+            with self._this_one_alone(request):
+                return self._heir(now_ms, request)
+        except PlanError:
+            return None
+
+    def _heir(self, now_ms: int, request: RoutedRequest) -> Plan | None:
         lost, revision = request.current, request.revision
         if revision is None or lost.started_ms <= self._resets.begun_ms:
             return None  # its KV would be found at the new worker, although all was forgotten

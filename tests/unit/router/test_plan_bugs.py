@@ -48,6 +48,7 @@ async def test_its_client_gets_an_error_and_all_others_their_answers(
 async def test_where_nothing_can_be_planned_any_more_the_router_ends(open_house, monkeypatch):
     monkeypatch.setitem(POLICIES, "prefix_then_load", Buggy)
     monkeypatch.setattr(plan_bugs, "PLAN_BUGS_MAX", 3)
+    monkeypatch.setattr(plan_bugs, "APART_S", 0.0)
     house = await open_house()
     await house.add()
     broken = house.app.dispatcher.broken
@@ -60,3 +61,23 @@ async def test_where_nothing_can_be_planned_any_more_the_router_ends(open_house,
     assert not broken.is_set()
     await ask(UNLUCKY)
     assert broken.is_set()
+
+
+async def test_many_prompts_of_one_body_do_not_end_the_router(open_house, monkeypatch, caplog):
+    monkeypatch.setitem(POLICIES, "prefix_then_load", Buggy)
+    house = await open_house(worker_prefill_tokens_max=1)
+    gate = asyncio.Semaphore(0)
+    worker = await house.add(gate=gate)
+    first = asyncio.create_task(house.http.post("/v1/completions", json=BODY))
+    await worker.until(lambda: worker.submits, "the first one at the worker")
+    num = 2 * plan_bugs.PLAN_BUGS_MAX
+    many = BODY | {"prompt": [[7] * 13] * num}
+    unlucky = asyncio.create_task(house.http.post("/v1/completions", json=many))
+    core = house.app.dispatcher.core
+    await house.until(lambda: core.num_waiting == num, "all of them to wait")
+    for _ in range(3):
+        gate.release()
+    assert [(await one).status_code for one in (first, unlucky)] == [200, 500]
+    assert await failures(house, "plan") == num
+    assert caplog.text.count("Traceback") < plan_bugs.PLAN_BUGS_MAX
+    assert not house.app.dispatcher.broken.is_set()

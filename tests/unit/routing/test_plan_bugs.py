@@ -11,6 +11,7 @@ from disagg.routing.policy.protocol import Demand, Plan
 from disagg.routing.policy.registry import POLICIES
 from tests.unit.routing.builders import request, worker
 from tests.unit.routing.test_admission import Fleet
+from tests.unit.routing.test_take_over import sealed, trio
 
 UNLUCKY_TOKENS = 13
 
@@ -81,3 +82,21 @@ def test_who_runs_and_cannot_be_planned_anew_ends_alone() -> None:
     fleet.join(worker("w2"))
     fleet.ask("new")
     assert fleet.submits
+
+
+def test_a_lease_that_cannot_be_handed_on_by_a_bug_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bugs, router = Bugs(), trio()
+    router.core._lifecycle._planner._on_bug = bugs
+    _, to_prefill = sealed(router)
+
+    def raise_once(*arguments: object) -> None:
+        monkeypatch.undo()
+        raise KeyError("a bug of ours")
+
+    monkeypatch.setattr(Candidates, "first_to_decode", raise_once)
+    router.lost(worker("d1"))
+    assert bugs == [("r", "KeyError")]
+    assert [(name, one.take_over) for name, one in router.submits] == [("d2", None), ("p", None)]
+    assert router.cancels == [("p", to_prefill.key.generation)]
