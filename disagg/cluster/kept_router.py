@@ -113,12 +113,16 @@ class KeptRouter(Kept):
             self._report(f"the router goes on with its old settings: {error.message}")
             self._keep_only(before.keys())
             return
+        told, said, self._told = self._told, self._said, -1
         new = self._spawn(waits=True)
         if not self._says(BOUND, new, _BOUND_S):
             self._report("the router goes on with its old settings: the new one did not start")
             self._end(new, 0.0)
             self._keep_only(before.keys())
+            told, self._told, self._said = self._told, told, said  # the old one is heard again
+            os.close(told)
             return
+        os.close(told)
         old.signal(signal.SIGHUP)
         if not self._says(SERVING, new, _SERVES_S):
             self._report("the new router does not serve yet")

@@ -94,6 +94,16 @@ def test_one_that_stands_still_is_ended_and_started_again(kept: Kept) -> None:
     wait_until(lambda: kept.is_another(pid), "another one")
 
 
+def test_one_that_no_other_could_replace_is_looked_at_as_before(kept: Kept) -> None:
+    pid, command = kept.pid, kept.router._command
+    kept.router._command = [sys.executable, "-c", ""]
+    kept.router.replace()
+    kept.router._command = command
+    assert kept.pid == pid
+    kept.look(int(kept_router._STILL_S) + 2)
+    assert [line for line in kept.reports if "stands still" in line]
+
+
 def test_one_whose_loop_runs_is_left_alone(kept: Kept) -> None:
     pid = kept.pid
     for _ in range(5):
