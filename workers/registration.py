@@ -123,12 +123,13 @@ async def keep_registered(
                 if num_failures and not is_found():
                     answers.forget(address)
                     return
+                if not answer.is_late or num_failures > 1:
+                    asked_ms = 0 if num_failures else answers.heartbeat_ms(address)
+                    await asyncio.sleep(pause_s(max(heartbeat_ms, asked_ms) / 1000, num_failures))
                 if answer.is_late:
                     # Of several processes on one port only this one may stand still: another
                     # connection may lead to another one, before all take this worker for lost.
                     break
-                asked_ms = 0 if num_failures else answers.heartbeat_ms(address)
-                await asyncio.sleep(pause_s(max(heartbeat_ms, asked_ms) / 1000, num_failures))
 
 
 def pause_s(heartbeat_s: float, num_failures: int) -> float:

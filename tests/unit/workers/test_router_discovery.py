@@ -236,6 +236,36 @@ def test_a_router_that_stands_still_is_asked_on_another_connection(
     asyncio.run(registered_beside_one_that_stands_still(names))
 
 
+async def registered_with_one_that_answers_nobody(names: Names, paused: list[int]) -> None:
+    async with router_at("127.0.0.2") as (router, port):
+        router.stands_still = True
+        names.addresses = ("127.0.0.2",)
+        discovery = RouterDiscovery((f"dns:{NAME}:{port}",))
+        registering = keep_registered_everywhere(
+            discovery, lambda: INFO, 20, 20, Connections(""), RouterAnswers()
+        )
+        task = asyncio.create_task(registering)
+        await until(lambda: len(paused) > 1, "asked again and again")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_router_that_answers_nobody_is_asked_ever_more_seldom(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have too much to do: a new connection of every worker is more of it."""
+    paused: list[int] = []
+
+    def pause_s(heartbeat_s: float, num_failures: int) -> float:
+        paused.append(num_failures)
+        return 0.0
+
+    monkeypatch.setattr(registration, "REGISTER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(registration, "pause_s", pause_s)
+    asyncio.run(registered_with_one_that_answers_nobody(names, paused))
+    assert paused[:2] == [2, 3]
+
+
 async def registered_as_often_as_asked(names: Names) -> None:
     async with router_at("127.0.0.2") as (busy, port), router_at("127.0.0.3", port) as (idle, _):
         names.addresses = ("127.0.0.2", "127.0.0.3")
