@@ -140,12 +140,21 @@ class Control:
             task.add_done_callback(self._task_ended)
 
     async def stop(self) -> None:
-        """Stop ticking; the step that runs is waited for, and nothing follows it."""
+        """Stop ticking; the step that runs is waited for, and nothing follows it.
+
+        One that does not end fails the worker: the end of its process alone ends it.
+        """
         self._ended = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(self._engine.close)
+        closing = asyncio.create_task(asyncio.to_thread(self._engine.close))
+        await asyncio.wait([closing], timeout=self._step_stuck_ms / 1000)
+        if not closing.done():
+            self._on_failed(
+                "a step has not ended while the worker stops (scheduling.step_stuck_ms)"
+            )
+        await closing
 
     # --- events
 

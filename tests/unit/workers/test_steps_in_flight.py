@@ -128,6 +128,30 @@ def test_a_step_that_does_not_end_ends_the_worker() -> None:
     assert asyncio.run(fails_of(10, ends=True)) == [], "idle"
 
 
+async def stops_during_a_step() -> list[str]:
+    engine, links, failures = HeldEngine(), cast(Any, NoPeers()), list[str]()
+    core = new_core(LAYOUTS["full"], 24, steps_max=2)
+    trace = RequestTrace(NoOpTracer())
+    control = Control(core, engine, links, failures.append, trace, step_stuck_ms=60_000)
+    control.start(links)
+    control.open_session(lambda message: None)
+    control.router_message(REQUEST)
+    await until(lambda: len(engine.begun) == 1)
+    control._step_stuck_ms = 1
+    stopping = asyncio.create_task(control.stop())
+    await until(lambda: bool(failures))
+    assert not stopping.done()
+    engine.go.release()
+    await stopping
+    return failures
+
+
+def test_a_step_that_does_not_end_keeps_no_drained_worker_for_ever() -> None:
+    """Its process waited for the step, and nobody looked at it any more."""
+    (why,) = asyncio.run(stops_during_a_step())
+    assert why == "a step has not ended while the worker stops (scheduling.step_stuck_ms)"
+
+
 async def neighbours(expected_ms: float) -> list[set[str]]:
     """Who is in the first two steps, when the second request comes while the first step runs."""
     engine, links = HeldEngine(), cast(Any, NoPeers())
