@@ -221,20 +221,17 @@ class NativeEngine:
         self, batch: PackedBatch, slices: Sequence[SequenceSlice], samples: list[SliceSamples]
     ) -> None:
         """Add to the samples what the model thinks of prompts."""
+
+        def logits_of(first: int, end: int) -> torch.Tensor:
+            return self._rows.of(batch.input_ids, first, end)
+
         row = 0
         for index, part in enumerate(slices):
             sampled = samples[index]
-            if part.scored_token_ids and sampled is not _FAILED:
-                assert not isinstance(
-                    sampled, tuple | Scored | Failed
-                )  # who is scored has no drafts
+            if part.scored_token_ids and not isinstance(sampled, Failed):
+                assert not isinstance(sampled, tuple | Scored)  # who is scored has no drafts
                 try:
-                    found = prompt_logprobs(
-                        part,
-                        row,
-                        self.vocab_size,
-                        lambda *rows: self._rows.of(batch.input_ids, *rows),
-                    )
+                    found = prompt_logprobs(part, row, self.vocab_size, logits_of)
                     samples[index] = Scored(sampled, found)
                 except NonFiniteError:
                     samples[index] = _FAILED
