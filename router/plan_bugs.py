@@ -35,7 +35,7 @@ class PlanBugs:
         self._metrics.task_failed("plan")
         now_s = time.monotonic()
         if now_s < self._next_s:
-            logger.error("planning request %s failed as well: %r", request_id, error)
+            logger.error("planning request %s failed too: %s", request_id, type(error).__name__)
             return
         self._next_s = now_s + APART_S
         self._num_in_row += 1
