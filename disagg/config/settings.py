@@ -180,7 +180,7 @@ class SchedulingSettings(Section):
     """Sequences waiting; more are refused."""
     step_stuck_ms: Milliseconds = 300_000
     """A step that has not ended for so long never will: the worker's process ends, and its requests
-    go on elsewhere."""
+    go on elsewhere. It must be above the longest step of a slow machine."""
     num_speculative_tokens: int = Field(default=0, ge=0, le=64)
     """Tokens drafted per step and sequence (speculative decoding by prompt lookup): what followed
     where the last tokens stood before, in prompt or answer. 0 drafts nothing. Answers are the same
@@ -313,11 +313,13 @@ class Settings(Section):
     def _check(self) -> Self:
         if self.router.worker_silent_ms < 2 * self.cluster.heartbeat_ms:
             raise ValueError("router.worker_silent_ms: must be at least twice cluster.heartbeat_ms")
-        if self.router.processes > self.worker.routers_max:
-            # Those without a session would have no worker, and refuse what the kernel gives them.
+        if self.router.processes > 1 and self.router.processes >= self.worker.routers_max:
+            # Those without a session would have no worker, and refuse what the kernel gives them;
+            # one that takes another's place has one as well.
             raise ValueError(
-                f"router.processes: each has a session with every worker, which has at most "
-                f"worker.routers_max, {self.worker.routers_max}"
+                f"router.processes: each has a session with every worker, and so has one that takes "
+                f"another's place: there must be fewer than worker.routers_max, "
+                f"{self.worker.routers_max}"
             )
         if self.worker.kv_events_endpoint and not self.cache.prefix_caching:
             raise ValueError("worker.kv_events_endpoint: needs cache.prefix_caching")

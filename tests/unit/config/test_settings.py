@@ -144,8 +144,8 @@ def test_text_becomes_the_type_of_the_setting() -> None:
             "router.policy: 'dice' is not known; known: cache_affinity, ",
         ),
         (
-            "router:\n  processes: 17\n",
-            "router.processes: each has a session with every worker, which has at most worker.rou",
+            "router:\n  processes: 16\n",
+            "router.processes: each has a session with every worker, and so has one that takes ano",
         ),
         ("router:\n  worker_silent_ms: 10\n", "router.worker_silent_ms: must be at least twice"),
         (
