@@ -317,8 +317,8 @@ class Settings(Section):
             # Those without a session would have no worker, and refuse what the kernel gives them;
             # one that takes another's place has one as well.
             raise ValueError(
-                f"router.processes: each has a session with every worker, and so has one that takes "
-                f"another's place: there must be fewer than worker.routers_max, "
+                "router.processes: each has a session with every worker, and so has one that "
+                "takes another's place: there must be fewer than worker.routers_max, "
                 f"{self.worker.routers_max}"
             )
         if self.worker.kv_events_endpoint and not self.cache.prefix_caching:

@@ -145,7 +145,7 @@ def test_text_becomes_the_type_of_the_setting() -> None:
         ),
         (
             "router:\n  processes: 16\n",
-            "router.processes: each has a session with every worker, and so has one that takes ano",
+            "router.processes: each has a session with every worker, and so has one that takes a",
         ),
         ("router:\n  worker_silent_ms: 10\n", "router.worker_silent_ms: must be at least twice"),
         (
