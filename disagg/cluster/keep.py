@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import yaml
 
+from disagg.cluster.counts import Counts
 from disagg.cluster.hash_key import with_hash_key
 from disagg.cluster.kept import Kept
+from disagg.cluster.load_watch import read_key
 from disagg.cluster.local import get
 from disagg.cluster.own_settings import (
     CERTIFICATES,
@@ -18,8 +20,15 @@ from disagg.cluster.own_settings import (
 )
 from disagg.cluster.router_group import RouterGroup
 from disagg.cluster.run_folder import RunFolder
-from disagg.config import Settings, local_router_address, reachable_host, router_options
-from disagg.errors import DisaggError
+from disagg.config import (
+    Settings,
+    local_router_address,
+    reachable_host,
+    router_options,
+    worker_options,
+)
+from disagg.errors import ConfigError, DisaggError, ExpiredError
+from disagg.router.options import RouterOptions
 from disagg.tls.authority import remove_keys
 
 _POLL_S = 0.2
@@ -45,6 +54,7 @@ class Keeper:
         command = [sys.executable, "-m", "disagg.commands"]
         end = ["--config", str(self._file), f"--end-with-parent={os.getpid()}"]
         self._route = [*command, "router", *end]
+        self._routing: RouterOptions | None = None  # kept: what it was read from may have gone
         self._routers: RouterGroup | None = None
         self._workers = Kept("supervisor", [*command, "workers", *end], report)
 
@@ -58,7 +68,9 @@ class Keeper:
         router_options(settings)
         settings = decide_ports(settings)
         self._settings = with_certificates(settings, self._folder.path, self._report)
-        self._write()
+        _check(self._settings)
+        self._write(self._settings)
+        self._routing = router_options(self._settings)
         self._routers = RouterGroup(self._route, self._settings, self._folder.path, self._report)
         self._routers.start()
         self._workers.start()
@@ -79,18 +91,22 @@ class Keeper:
         before that one refuses anything.
 
         Raises:
-            ConfigError: settings or checkpoint cannot be used; nothing has changed then.
+            ConfigError: settings or checkpoint cannot be used, or there is no room for them on the
+                disk; nothing has changed then.
         """
         settings = with_hash_key(settings, os.environ, lasting=True)
         if settings.router.processes != self._settings.router.processes:
             self._report("router.processes stays as it is until all start anew")
         settings = as_decided_before(settings, self._settings)
-        routing = router_options(settings)
-        has_other_router = routing != router_options(self._settings)
-        self._settings = settings
-        self._write()
-        self._workers.stop(settings.cluster.stop_timeout_s)
-        self._workers.start()
+        _check(settings)
+        self._write(settings)
+        routing, self._settings = router_options(settings), settings
+        has_other_router, self._routing = routing != self._routing, routing
+        try:
+            self._workers.stop(settings.cluster.stop_timeout_s)
+        except ExpiredError as error:  # it stood still; the next one takes over all the same
+            self._report(error.message)
+        self._workers.poll()
         if has_other_router and self._routers is not None:
             self._report("the router has new settings, another one takes its place")
             self._routers.replace(settings)
@@ -134,5 +150,29 @@ class Keeper:
             self._report(f"metrics and records are on {admin_url}")
             self._report(f"serving {served} on {url}/v1 (SIGTERM stops)")
 
-    def _write(self) -> None:
-        self._file.write_text(yaml.safe_dump(self._settings.model_dump(mode="json")))
+    def _write(self, settings: Settings) -> None:
+        """Leave settings for both, who read these or the last ones, whole.
+
+        Raises:
+            ConfigError: they cannot be written; the last ones stay.
+        """
+        fresh = self._file.with_suffix(".new")
+        try:
+            fresh.write_text(yaml.safe_dump(settings.model_dump(mode="json")))
+            fresh.replace(self._file)
+        except OSError as error:
+            raise ConfigError(f"{self._file}: {error.strerror}") from error
+
+
+def _check(settings: Settings) -> None:
+    """Do nothing with settings that router and supervisor can use.
+
+    Raises:
+        ConfigError: one of them would end at once.
+    """
+    router_options(settings)
+    for role, count in Counts.of_settings(settings).by_role.items():
+        if count:
+            worker_options(settings, f"{role}-0", role)
+    if settings.autoscale.ranges:
+        read_key(settings.autoscale.api_key_file)

@@ -8,6 +8,8 @@ from disagg.cluster.child import Child
 
 _RUNS_AFTER_S = 5.0
 """A process that has run for so long has begun."""
+_FAILED_S = 1.0
+"""After a start for which the system had nothing left."""
 
 
 class Kept:
@@ -40,7 +42,7 @@ class Kept:
         now_s = time.monotonic()
         if self.child is None:
             if now_s >= self._start_at_s:
-                self.start()
+                self._try_to_start(now_s)
             return None
         code = self.child.exit_code
         if code is None:
@@ -52,12 +54,21 @@ class Kept:
         self.child, self._start_at_s = None, now_s + delay_s
         return code
 
+    def _try_to_start(self, now_s: float) -> None:
+        try:
+            self.start()
+        except OSError as error:  # no process, file or memory is left: for a while, mostly
+            delay_s = max(_FAILED_S, self._back_off.ended(now_s))
+            self._report(f"{self._name} cannot be started: {error}; again in {delay_s:g} s")
+            self._start_at_s = now_s + delay_s
+
     def stop(self, timeout_s: float) -> None:
-        """End it, if it runs.
+        """End it, if it runs; it may start again at once.
 
         Raises:
             ExpiredError: it had to be killed.
         """
+        self._start_at_s = 0.0
         if self.child is not None:
             try:
                 self.child.stop(timeout_s)

@@ -93,7 +93,7 @@ class KeptRouter(Kept):
             self._report(error.message)
             self._start_at_s = time.monotonic() + _PORT_RETRY_S
             return None
-        if code is not None:
+        if self.child is None:
             self._keep_only(())  # who connects is refused until there is another one
         return code
 

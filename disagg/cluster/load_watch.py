@@ -114,10 +114,15 @@ def watch_load(settings: Settings) -> LoadWatch | None:
     host = reachable_host(router.admin_host)
     own = [f"http://{host}:{router.admin_port + number}" for number in range(router.processes)]
     urls = list(autoscale.router_urls) or own
-    return LoadWatch(options, urls, _read_key(autoscale.api_key_file))
+    return LoadWatch(options, urls, read_key(autoscale.api_key_file))
 
 
-def _read_key(path: str) -> str:
+def read_key(path: str) -> str:
+    """The key of ``autoscale.api_key_file``; "" where none is set.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     if not path:
         return ""
     try:

@@ -93,7 +93,7 @@ def read_file(path: Path) -> dict[str, Given]:
         return _read_yaml(data.decode(), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date without such a day
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
 
 
@@ -118,7 +118,7 @@ def parse_text(key: str, text: str) -> object:
         return [part.strip() for part in text.split(",") if part.strip()]
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
     return text if value is None else value
 

@@ -110,6 +110,8 @@ def test_text_becomes_the_type_of_the_setting() -> None:
         ("router: 5\n", "router must hold keys with values"),
         ("- 1\n", "the file must hold keys with values"),
         ("a: [\n", "not YAML"),
+        ("model: {dir: 2026-13-45}\n", "not YAML"),
+        ("[" * 10_000, "not YAML"),
         (
             "router:\n  http_port: 70000\n",
             "router.http_port: should be less than or equal to 65535",
