@@ -93,7 +93,7 @@ class Fleet:
         by: who wants them: `BY_SETTINGS`, `BY_HAND` or `BY_LOAD`.
         roles: that it wants of each worker, by id.
         serving: role by id, of the workers that serve.
-        waiting: why not, by id, of workers that are wanted and do not serve.
+        waiting: why not, by id, of workers that are wanted and do not serve, or that no router has.
     """
 
     counts: Counts
@@ -121,6 +121,8 @@ class Fleet:
                 why = f": {self.waiting[worker_id]}" if worker_id in self.waiting else ""
                 does = "takes the role" if has else "is to serve as"
                 lines.append(f"{worker_id} {does} {role}{why}")
+            elif worker_id in self.waiting:
+                lines.append(f"{worker_id}: {self.waiting[worker_id]}")
         lines += [f"{one} leaves" for one in sorted(self.serving.keys() - self.roles.keys())]
         return "; ".join(lines)
 

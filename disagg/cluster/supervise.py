@@ -206,6 +206,7 @@ class Supervisor:
 
     def _go_on(self, worker: Supervised) -> None:
         """Ask a worker that runs; end one that has been asked to leave."""
+        worker.see_silence(time.monotonic(), self._settings.cluster.start_timeout_s)
         worker.end_if_left()
         if worker.actor is None and not worker.is_wanted:
             self._report(f"worker {worker.worker_id} has ended")

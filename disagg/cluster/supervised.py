@@ -14,6 +14,10 @@ from disagg.workers.actor import WorkerState
 
 Report = Callable[[str], None]
 
+_SILENT_S = 30.0
+"""One that has not answered for so long does not serve, as far as its supervisor knows."""
+_UNSEEN_S = 2.0
+
 
 @dataclass(slots=True)
 class Supervised:
@@ -48,6 +52,11 @@ class Supervised:
     fault: str = ""
     """Why its last life ended without serving."""
     said: str = ""
+    heard: Any = None
+    """The actor that has answered last."""
+    looked_s: float = float("inf")
+    silent_s: float = 0.0
+    """Since its last answer, as far as its supervisor ran itself."""
     back_off: BackOff = field(default_factory=BackOff)
 
     @property
@@ -104,6 +113,24 @@ class Supervised:
         except RayError as error:  # its process has ended
             self._ended(last_line(error))
 
+    def see_silence(self, now_s: float, patience_s: float) -> None:
+        """Count how long one that has served does not answer; it hangs if that is for too long.
+
+        Who stood still itself has heard nobody: so much of the time between two looks counts.
+        """
+        self.silent_s += min(max(0.0, now_s - self.looked_s), _UNSEEN_S)
+        self.looked_s = now_s
+        if self.actor is None or self.heard is not self.actor or self.leaving is not None:
+            self.silent_s = 0.0  # one that starts may take its time
+        elif self.silent_s >= patience_s:
+            end_actor(self.name, self.actor)
+            self.asked = None
+            self._ended(f"it has not answered for {patience_s:g} s")
+            self.fault = ""  # it has served
+        elif self.silent_s >= _SILENT_S and self.serves:
+            self.say(f"it has not answered for {_SILENT_S:g} s")
+            self.serves = False
+
     def leave(self, stop_s: float, drain_s: float) -> None:
         """Let it end; one that serves drains first.
 
@@ -157,13 +184,19 @@ class Supervised:
             )
             if self.state is None or self.state.summary != state.summary:
                 self.report(f"worker {state.worker_id} takes {state.summary}")
-        self.state, self.serves, self.is_awaited, self.said = state, True, False, ""
+        was_unknown = self.heard is self.actor and bool(self.state and self.state.unregistered)
+        self.heard = self.actor
+        self.state, self.serves, self.is_awaited, self.silent_s = state, True, False, 0.0
+        if was_unknown and state.unregistered:  # for longer than it takes to register
+            self.say(f"it serves, and no router has it: {state.unregistered}")
+        else:
+            self.said = ""
         self.node_id = state.node_id  # Ray may have started it elsewhere
         self.back_off.runs(time.monotonic())
 
     def _ended(self, reason: str) -> None:
         served = self.serves
-        self.actor, self.serves = None, False
+        self.actor, self.serves, self.silent_s = None, False, 0.0
         if not self.is_wanted or self.leaving is not None:
             return
         self.fault = "" if served else reason

@@ -120,6 +120,7 @@ class Workforce:
                 serves=w.serves,
                 is_leaving=w.leaving is not None,
                 is_awaited=w.is_awaited,
+                is_known=w.state is None or not w.state.unregistered,
                 has_place=w.node_id in node_ids,
             )
             for w in self.workers

@@ -25,7 +25,7 @@ class StandInWorker:
         self.failed = ""
         self.role = options.role
         self.routers_of_cluster: RoutersOfCluster | None = None
-        self.registrations: dict[str, str] = {}
+        self.registrations: dict[str, str] = {"router": ""}
         self._options = options
         self._stopped = threading.Event()
 

@@ -48,3 +48,14 @@ def test_the_last_one_that_serves_waits_for_another_that_is_to_come() -> None:
     # It waits for the room that the last one holds.
     assert find_next_to_leave([surplus, replace(successor, has_place=False)]) == "prefill-0"
     assert find_next_to_leave([stale("both-0")]) == "both-0"
+
+
+def test_a_setting_with_which_no_router_takes_a_worker_costs_one() -> None:
+    """A router's address with a mistake in it, another secret: the process serves all the same."""
+    unknown = Standing("a2", is_known=False)
+    assert find_next_to_leave([unknown, stale("b"), stale("c")]) is None
+    assert find_next_to_leave([replace(unknown, is_known=True), stale("b"), stale("c")]) == "b"
+    # Back, or on to a third one: the one that nobody knows first.
+    undone = replace(unknown, is_current=False)
+    assert find_next_to_leave([stale("b"), undone, stale("c")]) == "a2"
+    assert find_next_to_leave([Standing("b"), undone]) == "a2"

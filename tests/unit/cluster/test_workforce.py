@@ -128,3 +128,13 @@ def test_why_a_worker_does_not_serve_is_told(workforce: Workforce) -> None:
     report = workforce.describe()
     assert report.missing["decode-0"] == "finds no place"
     assert report.ended == ("decode-0",)
+
+
+def test_others_stay_while_no_router_has_the_one_with_new_settings(workforce: Workforce) -> None:
+    stale, fresh = named(workforce, "prefill-0"), named(workforce, "decode-0")
+    serve(stale, "prefill")
+    stale.name = ActorName("prefill-0", OLD)
+    serve(fresh, "decode", unregistered="no router has it")
+    assert workforce.find_next_to_leave({"host"}) is None
+    serve(fresh, "decode")
+    assert workforce.find_next_to_leave({"host"}) is stale

@@ -1,0 +1,99 @@
+"""A worker that has served and does not answer any more is taken for hung, and ended."""
+
+from typing import Any
+
+import pytest
+
+from disagg.cluster import supervised
+from disagg.cluster.supervised import Supervised
+from disagg.cluster.worker_actors import ActorName
+from disagg.workers.actor import WorkerState
+
+PATIENCE_S = 300.0
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    actors: list[Any] = []
+    monkeypatch.setattr(supervised, "end_actor", lambda name, actor: actors.append(actor))
+    monkeypatch.setattr(supervised.ray, "get", lambda answer: answer)
+    return actors
+
+
+@pytest.fixture
+def worker(said: list[str], ended: list[Any]) -> Supervised:
+    worker = Supervised(ActorName("decode-0", "1"), "decode", said.append)
+    worker.actor = "first life"
+    return worker
+
+
+def answer(worker: Supervised, unregistered: str = "") -> None:
+    worker.asked = WorkerState(
+        "decode-0", "decode", "e", "a:1", "host", 1, "", "", unregistered=unregistered
+    )
+    worker.hear()
+
+
+def look(worker: Supervised, from_s: int, to_s: int) -> None:
+    for now_s in range(from_s, to_s):
+        worker.see_silence(float(now_s), PATIENCE_S)
+
+
+def test_one_that_hangs_is_ended_and_starts_anew(
+    worker: Supervised, said: list[str], ended: list[Any]
+) -> None:
+    answer(worker)
+    said.clear()
+    look(worker, 0, 29)
+    assert worker.serves
+    look(worker, 29, 32)
+    assert not worker.serves
+    assert said == ["worker decode-0: it has not answered for 30 s"]
+    look(worker, 32, 299)
+    assert ended == []
+    look(worker, 299, 302)
+    assert ended == ["first life"]
+    assert worker.actor is None
+    assert worker.fault == "", "it has served: its settings are no reason"
+    assert said[1:] == ["worker decode-0: it has not answered for 300 s; a new one in 0 s"]
+
+
+def test_an_answer_begins_the_time_anew(worker: Supervised, ended: list[Any]) -> None:
+    answer(worker)
+    look(worker, 0, 200)
+    answer(worker)
+    assert worker.serves
+    look(worker, 200, 400)
+    assert ended == []
+
+
+def test_one_that_starts_may_take_its_time(worker: Supervised, ended: list[Any]) -> None:
+    look(worker, 0, 1_000)
+    answer(worker)
+    worker.actor = "second life"
+    look(worker, 1_000, 2_000)
+    assert ended == []
+
+
+def test_a_supervisor_that_stood_still_blames_nobody(worker: Supervised, ended: list[Any]) -> None:
+    answer(worker)
+    look(worker, 0, 2)
+    look(worker, 10_000, 10_002)
+    assert worker.serves
+    assert ended == []
+
+
+def test_one_that_no_router_takes_is_named_with_the_reason(
+    worker: Supervised, said: list[str]
+) -> None:
+    answer(worker, "router a:1: not registered")
+    assert worker.said == "", "it may be about to"
+    answer(worker, "router a:1: not registered")
+    assert worker.said == "it serves, and no router has it: router a:1: not registered"
+    answer(worker)
+    assert worker.said == ""
