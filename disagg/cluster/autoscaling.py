@@ -71,11 +71,12 @@ class Autoscaling:
     """One step at a time, up or down, for each role by itself.
 
     Up when requests have waited too long for a while and do not wait less and less; then not again
-    before the new worker serves. Who came before that waited for a cold start, which says nothing
-    of how many workers there should be, and does not count; what they left behind is given as long
-    to be worked off as the start took. Down when requests have hardly waited for long; between the
-    two marks nothing happens. Whether one worker fewer is enough is known only by trying: a count
-    that was too few is tried again after twice the time.
+    before the new worker serves, or was given up as requests hardly waited without it. Who came
+    before that waited for a cold start, which says nothing of how many workers there should be, and
+    does not count; what they left behind is given as long to be worked off as the start took. Down
+    when requests have hardly waited for long; between the two marks nothing happens. Whether one
+    worker fewer is enough is known only by trying: a count that was too few is tried again after
+    twice the time.
 
     Attributes:
         reasons: why the last decision changed what it changed, by role.
@@ -126,8 +127,15 @@ class Autoscaling:
             if state.cold_since_ms is None:
                 state.cold_since_ms = now_ms
             state.fresh_ms = now_ms
-            state.high_since_ms = state.low_since_ms = None
-            return 0
+            state.high_since_ms = None
+            queue_ms = queue_time(waits, float("-inf"))
+            if not self._is_low(now_ms, state, queue_ms, count) or count <= low:
+                return 0
+            # It may never come: where there is no room for it, or it ends as often as it starts.
+            state.cold_since_ms = state.low_since_ms = None
+            del state.num_failed[count]
+            self.reasons[role] = f"requests wait {queue_ms} ms for {role} without the one to come"
+            return -1
         if state.cold_since_ms is not None:
             state.settled_ms = now_ms + now_ms - state.cold_since_ms
             state.cold_since_ms = None
@@ -169,7 +177,7 @@ class Autoscaling:
         return now_ms - state.low_since_ms >= wait_ms
 
 
-def queue_time(waits: Sequence[Wait], since_ms: int) -> int:
+def queue_time(waits: Sequence[Wait], since_ms: float) -> int:
     """How long most requests wait, of those that came since; 0 where there are none."""
     found = sorted(wait.waited_ms for wait in waits if wait.received_ms >= since_ms)
     return found[min(len(found) - 1, int(SHARE_BELOW * len(found)))] if found else 0

@@ -1,6 +1,7 @@
 """How many workers are wanted now: as settings, `disagg scale` or the load say."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from disagg.cluster.counts import BY_HAND, BY_LOAD, BY_SETTINGS, Counts, Wish
 from disagg.cluster.load_watch import watch_load
@@ -25,6 +26,7 @@ class WantedCounts:
         self.by = ""
         self._of_settings = self.counts
         self._report = report
+        self._ranges = tuple(settings.autoscale.ranges)
         self._load_watch = watch_load(settings)
 
     def follow(self, wish: Wish | None, serving: Mapping[str, str]) -> bool:
@@ -43,7 +45,11 @@ class WantedCounts:
         if wish is not None and wish.by_hand:
             counts, by = wish.counts, BY_HAND
         elif self._load_watch is not None:
-            counts, by = wish.counts if wish is not None else counts, BY_LOAD
+            if wish is not None:  # roles without a range are as the settings say
+                counts = replace(
+                    counts, **{role: wish.counts.by_role[role] for role in self._ranges}
+                )
+            by = BY_LOAD
             decided, why = self._load_watch.decide(counts, serving)
             if decided != counts:
                 self._report(why)

@@ -150,6 +150,21 @@ def test_while_a_worker_is_to_come_there_is_no_second_one() -> None:
         assert scaled([Wait(0, 60_000)], 1, now_ms, scaling) == 2
 
 
+def test_a_worker_that_never_comes_is_given_up_when_nobody_waits() -> None:
+    """No host has room for it, or it ends as often as it starts."""
+    scaling, low_ms = Autoscaling(OPTIONS), OPTIONS.down_after_ms
+    busy = [Wait(0, OPTIONS.target_queue_ms // 2)]
+    assert {scaled(busy, 1, now, scaling) for now in range(0, HOUR_MS, POLL_MS)} == {2}
+    times = iter(range(HOUR_MS, 2 * HOUR_MS, POLL_MS))
+    given_up_ms = next(now for now in times if scaled([], 1, now, scaling) == 1)
+    assert given_up_ms - HOUR_MS == low_ms
+    # Its long way is no time that a queue is given to be worked off.
+    late = {"prefill": [Wait(given_up_ms + POLL_MS, 60_000)]}
+    steps = range(given_up_ms + POLL_MS, given_up_ms + 60_000, POLL_MS)
+    found = {scaling.decide(now, Counts(1, 1), {"prefill": 1}, late).prefill for now in steps}
+    assert found == {1, 2}
+
+
 def test_who_waited_for_a_cold_start_does_not_count() -> None:
     scaling, late = Autoscaling(OPTIONS), Autoscaling(OPTIONS)
     assert scaled([], 1, 100_000, scaling) == 2

@@ -12,6 +12,9 @@ from disagg.config import Settings
 SETTINGS = Settings.model_validate(
     {"cluster": {"num_prefill": 2, "num_decode": 1, "hash_key": "ab" * 32}}
 )
+BY_THE_LOAD = SETTINGS.model_copy(
+    update={"autoscale": SETTINGS.autoscale.model_copy(update={"prefill": "1-4"})}
+)
 OWN = Counts(2, 1)
 
 
@@ -63,7 +66,7 @@ def test_what_the_load_says_is_written_for_the_next_one(
 ) -> None:
     watch = Watch()
     monkeypatch.setattr(wanted_counts, "watch_load", lambda settings: watch)
-    wanted = WantedCounts(SETTINGS, said.append)
+    wanted = WantedCounts(BY_THE_LOAD, said.append)
     assert wanted.follow(None, {})
     assert (wanted.counts, wanted.by, written) == (OWN, BY_LOAD, [])
     watch.counts = Counts(3, 1)
@@ -76,3 +79,14 @@ def test_what_the_load_says_is_written_for_the_next_one(
     assert wanted.follow(Wish(OWN, by_hand=True), {})
     assert (wanted.counts, wanted.by) == (OWN, BY_HAND), "the load does not overrule an operator"
     assert len(written) == 1
+
+
+def test_what_the_load_said_holds_for_roles_with_a_range_alone(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], written: list[Wish | None]
+) -> None:
+    """The settings have had another number of decode workers since it was written."""
+    monkeypatch.setattr(wanted_counts, "watch_load", lambda settings: Watch())
+    wanted = WantedCounts(BY_THE_LOAD, said.append)
+    assert wanted.follow(Wish(Counts(3, 4), by_hand=False), {})
+    assert (wanted.counts, wanted.by) == (Counts(3, 1), BY_LOAD)
+    assert written == []
