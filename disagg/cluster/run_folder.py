@@ -1,9 +1,12 @@
 """The folder of one run, and the only place of the project that removes a folder."""
 
+import fcntl
 import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from disagg.errors import ConfigError
 
 PARENT = Path("/tmp")
 """Not TMPDIR: Ray's socket paths must stay below 108 bytes."""
@@ -18,8 +21,19 @@ class RunFolder:
     """
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PARENT))
+        """Make it.
+
+        Raises:
+            ConfigError: there is no room for it, or it may not be made.
+        """
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PARENT))
+        except OSError as error:
+            raise ConfigError(f"{PARENT}: {error.strerror}") from error
         self._made = _identity(self.path)
+        # systemd-tmpfiles removes what nobody touched for days, but nothing that is locked.
+        self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._held, fcntl.LOCK_SH)
 
     def remove(self) -> None:
         """Remove the folder with everything in it.
@@ -40,6 +54,7 @@ class RunFolder:
         )
         if not made_here:
             raise RuntimeError(f"{self.path} is not the folder of this run; nothing is removed")
+        os.close(self._held)
         shutil.rmtree(self.path)
 
 

@@ -1,6 +1,7 @@
 """Clean-up removes the folder it made and nothing else, whatever went wrong before."""
 
 import ast
+import fcntl
 import os
 from pathlib import Path
 
@@ -89,3 +90,22 @@ def test_nothing_else_removes_folders() -> None:
         )
     ]
     assert places == ["disagg/cluster/run_folder.py"]
+
+
+def test_a_run_folder_is_locked_while_its_run_lasts() -> None:
+    """So systemd-tmpfiles leaves it alone, which takes this lock of what it is to remove."""
+    folder = RunFolder()
+    found = os.open(folder.path, os.O_RDONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder.remove()
+        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(found)
+
+
+def test_no_room_for_a_run_folder_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "PARENT", Path("/proc/none"))
+    with pytest.raises(ConfigError, match=r"^/proc/none: No such file or directory$"):
+        RunFolder()
