@@ -119,6 +119,16 @@ class Charge:
         return True
 
 
+def is_supervised() -> bool:
+    """Whether a supervisor is in charge that has not ended; one that stands still is one.
+
+    Raises:
+        ExpiredError: Ray's head does not answer.
+    """
+    claim = _read_highest()
+    return claim is not None and not (claim.is_given_back or _has_ended(claim.job_id))
+
+
 def _key(generation: int) -> str:
     return f"{_PREFIX}{generation:012d}"
 

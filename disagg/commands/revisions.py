@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.commands.router_client import as_router, call_router
+from disagg.errors import DisaggError, RemoteFault
 from disagg.routing.revisions import parse_revision_weights
 
 PATH = "/v1/disagg/revisions"
@@ -51,7 +52,17 @@ def set_weights(
     """
     body = {"weights": parse_revision_weights(weights)}
     urls = routers or [DEFAULT_ROUTER]
-    told = {url: call_router(url, PATH, TIMEOUT_S, scope="administer", put=body) for url in urls}
+    told: dict[str, dict[str, Any]] = {}
+    for url in urls:
+        try:
+            told[url] = call_router(url, PATH, TIMEOUT_S, scope="administer", put=body)
+        except DisaggError as error:
+            if not told:
+                raise
+            done = ", ".join(told)
+            raise RemoteFault(
+                f"{error.message}; set at {done} alone: say it to all again"
+            ) from error
     _show(told, as_json=as_json)
 
 

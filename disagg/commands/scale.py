@@ -52,7 +52,8 @@ def scale(
     console = Console(highlight=False, soft_wrap=True)
     join_ray(settings)
     try:
-        from disagg.cluster.scale_record import read_fleet, write_wish  # imports Ray
+        from disagg.cluster.charge import is_supervised  # imports Ray
+        from disagg.cluster.scale_record import read_fleet, write_wish
 
         fleet = read_fleet()
         if fleet is None:
@@ -67,6 +68,8 @@ def scale(
         else:
             fleet = read_fleet() or fleet
         console.print(fleet.describe(), markup=False)
+        if not is_supervised():
+            console.print("no supervisor runs (disagg workers): the last one left this")
     finally:
         stop_ray()
 

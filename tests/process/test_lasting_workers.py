@@ -192,7 +192,9 @@ def test_counts_that_cannot_be_change_nothing(
 ) -> None:
     code, said_there = scale(*arguments)
     assert (code, named in said_there) == (2, True), said_there
-    assert "wanted, by settings: prefill 1, decode 1" in scale()[1]
+    code, shown = scale()
+    assert (code, "wanted, by settings: prefill 1, decode 1" in shown) == (0, True)
+    assert "no supervisor" not in shown
 
 
 def test_without_a_supervisor_it_says_so(supervise: Supervise, scale: Scale) -> None:
@@ -201,6 +203,7 @@ def test_without_a_supervisor_it_says_so(supervise: Supervise, scale: Scale) -> 
     assert code == 2
     assert "does disagg workers run?" in said_there
     assert scale("--reset", "--no-wait")[0] == 0
+    assert "no supervisor runs" in scale()[1], "what is shown is what the last one left"
     epochs(supervise(), "prefill-0", "decode-0")
 
 
