@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import ray
 
 from disagg.cluster import supervised
 from disagg.cluster.supervised import Supervised
@@ -21,7 +22,7 @@ def said() -> list[str]:
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     actors: list[Any] = []
     monkeypatch.setattr(supervised, "end_actor", lambda name, actor: actors.append(actor))
-    monkeypatch.setattr(supervised.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(ray, "get", lambda answer: answer)
     return actors
 
 
