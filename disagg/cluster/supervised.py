@@ -16,6 +16,8 @@ Report = Callable[[str], None]
 
 _SILENT_S = 30.0
 """One that has not answered for so long does not serve, as far as its supervisor knows."""
+_REGISTERS_S = 5.0
+"""After which it is said that no router has one that serves."""
 _UNSEEN_S = 2.0
 
 
@@ -54,6 +56,7 @@ class Supervised:
     said: str = ""
     heard: Any = None
     """The actor that has answered last."""
+    unknown_since_s: float = 0.0
     looked_s: float = float("inf")
     silent_s: float = 0.0
     """Since its last answer, as far as its supervisor ran itself."""
@@ -184,10 +187,11 @@ class Supervised:
             )
             if self.state is None or self.state.summary != state.summary:
                 self.report(f"worker {state.worker_id} takes {state.summary}")
-        was_unknown = self.heard is self.actor and bool(self.state and self.state.unregistered)
+        if self.heard is not self.actor or not state.unregistered:
+            self.unknown_since_s = time.monotonic()
         self.heard = self.actor
         self.state, self.serves, self.is_awaited, self.silent_s = state, True, False, 0.0
-        if was_unknown and state.unregistered:  # for longer than it takes to register
+        if time.monotonic() - self.unknown_since_s >= _REGISTERS_S:
             self.say(f"it serves, and no router has it: {state.unregistered}")
         else:
             self.said = ""

@@ -1,5 +1,6 @@
 """A worker that has served and does not answer any more is taken for hung, and ended."""
 
+import time
 from typing import Any
 
 import pytest
@@ -90,10 +91,15 @@ def test_a_supervisor_that_stood_still_blames_nobody(worker: Supervised, ended: 
 
 
 def test_one_that_no_router_takes_is_named_with_the_reason(
-    worker: Supervised, said: list[str]
+    worker: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now_s = 1_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    answer(worker, "router a:1: not registered")
+    now_s += 4
     answer(worker, "router a:1: not registered")
     assert worker.said == "", "it may be about to"
+    now_s += 2
     answer(worker, "router a:1: not registered")
     assert worker.said == "it serves, and no router has it: router a:1: not registered"
     answer(worker)
