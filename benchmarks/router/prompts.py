@@ -62,7 +62,7 @@ class Samples:
 
 def idle_fleet(checkpoint: Path) -> RouterCore:
     """A router's core with a prefill and a decode worker."""
-    core = new_core(RouterOptions(str(checkpoint), MODEL, hash_key=HASH_KEY), "router")
+    core = new_core(RouterOptions(str(checkpoint), MODEL, hash_key=HASH_KEY), "router", print)
     for role in ("prefill", "decode"):
         info = info_of(InstantWorker(role, 0.0), "127.0.0.1:1")
         core.register(NOW_MS, info)
