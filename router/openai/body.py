@@ -55,7 +55,11 @@ bodies that have the field."""
 UNKNOWN_FIELD = "unknown_field"
 ITEMS_MAX = 65_536
 """Prompts, messages or items of one body. All streams wait for what looks at them: for pydantic,
-whatever thread it is in, and for what is made of them."""
+whatever thread it is in, and for what is made of them. So many values may tools have, and the
+arguments of all calls."""
+OPENINGS_MAX = 1 << 19
+"""``[`` and ``{`` of a body, also in texts. All streams wait while lists and maps are made: ten
+million take seconds."""
 
 
 class Strict(BaseModel):
@@ -93,6 +97,8 @@ def read_object(
     Raises:
         RequestError: not a JSON object, or a field that is not supported, by name.
     """
+    if body.count(b"[") + body.count(b"{") > OPENINGS_MAX:
+        raise RequestError(f"the body has more than {OPENINGS_MAX} [ and {{")
     try:
         data = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -119,6 +125,22 @@ def validate(kind: type[_Body], data: dict[str, Any]) -> _Body:
         return kind.model_validate(data)
     except ValidationError as error:
         raise _request_error(error) from error
+
+
+def exceeds(value: object, most: int, *, with_text: bool = False) -> bool:
+    """Whether JSON has more values, or values and characters, than ``most``: counted so far."""
+    count, waiting = 1, [value]
+    while waiting and count <= most:
+        one = waiting.pop()
+        if isinstance(one, dict | list):
+            count += len(one)
+            if with_text and isinstance(one, dict):
+                count += sum(map(len, one))
+            if count <= most:
+                waiting.extend(one.values() if isinstance(one, dict) else one)
+        elif with_text and isinstance(one, str):
+            count += len(one)
+    return count > most
 
 
 def _same(value: object, neutral: object) -> bool:

@@ -1,12 +1,13 @@
 """One message of a chat."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
 from disagg.errors import RequestError
-from disagg.router.openai.body import Strict
+from disagg.router.openai.body import ITEMS_MAX, Strict, exceeds
 
 MESSAGE_IGNORED = ("annotations", "audio", "function_call", "refusal")
 """What clients echo of an assistant's message; only empty ones pass."""
@@ -53,6 +54,12 @@ def arguments_object(value: object) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise ValueError("must be the text of a JSON object")
     return arguments
+
+
+def check_arguments(of_calls: Iterable[dict[str, Any]], param: str) -> None:
+    """Raise RequestError where the arguments of all calls of a body have too many values."""
+    if exceeds(list(of_calls), ITEMS_MAX):
+        raise RequestError(f"at most {ITEMS_MAX} values in arguments of calls", param=param)
 
 
 class CalledFunction(Strict):
@@ -117,6 +124,18 @@ class Message(Strict):
         if self.reasoning_content and not (self.tool_calls and self.content):
             message["thinking"] = self.reasoning_content  # gpt-oss's name for it
         return message
+
+
+def check_messages(messages: list[Message]) -> None:
+    """Check the messages of a body that are right each for itself.
+
+    Raises:
+        RequestError: see `Message.check_together` and `check_arguments`.
+    """
+    for index, message in enumerate(messages):
+        message.check_together(f"messages[{index}]")
+    calls = (call for message in messages for call in message.tool_calls or ())
+    check_arguments((call.function.arguments for call in calls), "messages")
 
 
 def drop_ignored(messages: object) -> None:

@@ -11,7 +11,7 @@ from disagg.router.chat import Chat
 from disagg.router.generation_request import GenerationRequest
 from disagg.router.openai.answer_form import AnswerForm
 from disagg.router.openai.body import ITEMS_MAX, read_object, validate
-from disagg.router.openai.chat_message import Message, drop_ignored
+from disagg.router.openai.chat_message import Message, check_messages, drop_ignored
 from disagg.router.openai.generation_fields import GenerationFields
 from disagg.router.openai.tools import (
     NamedTool,
@@ -39,8 +39,7 @@ class ChatRequest(GenerationFields):
     def check_together(self) -> None:
         """See ``GenerationFields.check_together``."""
         super().check_together()
-        for index, message in enumerate(self.messages):
-            message.check_together(f"messages[{index}]")
+        check_messages(self.messages)
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("needs logprobs: true", param="top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and (

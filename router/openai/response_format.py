@@ -2,11 +2,18 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from disagg.errors import RequestError
 from disagg.grammar.json_grammars import ANY_OBJECT, json_grammar
-from disagg.router.openai.body import Strict
+from disagg.messages.sampling import GRAMMAR_BYTES_MAX
+from disagg.router.openai.body import Strict, exceeds
+
+
+def _short(value: object) -> object:
+    if exceeds(value, GRAMMAR_BYTES_MAX, with_text=True):  # before it is written out
+        raise ValueError(f"at most {GRAMMAR_BYTES_MAX} bytes")
+    return value
 
 
 class JsonSchema(Strict):
@@ -14,7 +21,7 @@ class JsonSchema(Strict):
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = Field(default=None, repr=False)
-    schema_: dict[str, Any] = Field(alias="schema", repr=False)
+    schema_: Annotated[dict[str, Any], BeforeValidator(_short)] = Field(alias="schema", repr=False)
     strict: bool | None = None
 
 

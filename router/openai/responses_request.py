@@ -15,12 +15,14 @@ from disagg.router.generation_request import (
 )
 from disagg.router.openai.answer_form import AnswerForm
 from disagg.router.openai.body import ITEMS_MAX, Strict, read_object, validate
+from disagg.router.openai.chat_message import check_arguments
 from disagg.router.openai.disagg_fields import DisaggFields, slo_of
 from disagg.router.openai.response_format import JsonSchema, ResponseFormat
-from disagg.router.openai.responses_items import Item, as_items, messages_of
+from disagg.router.openai.responses_items import CallItem, Item, as_items, messages_of
 from disagg.router.openai.shown_prompt import ShownPrompt
 from disagg.router.openai.stream_options import StreamOptions
 from disagg.router.openai.tools import (
+    FEW,
     TOOLS_MAX,
     Function,
     FunctionName,
@@ -121,7 +123,7 @@ class ResponsesRequest(Strict):
     disagg: DisaggFields | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=TOOLS_MAX)] | None = Field(
+    tools: Annotated[list[FunctionTool], FEW, Field(max_length=TOOLS_MAX)] | None = Field(
         default=None, repr=False
     )
     tool_choice: Annotated[
@@ -241,4 +243,6 @@ def parse_responses(body: bytes) -> ResponsesRequest:
         raise RequestError(error.message, param=TAG.sub(r"\1", error.param)) from error
     if request.stream_options is not None and not request.stream:
         raise RequestError("is only allowed with stream: true", param="stream_options")
+    calls = (item for item in request.input if isinstance(item, CallItem))
+    check_arguments((call.arguments for call in calls), "input")
     return request

@@ -7,7 +7,7 @@ from pydantic import Field
 from disagg.errors import RequestError
 from disagg.router.chat import Chat
 from disagg.router.openai.body import ITEMS_MAX, Strict, read_object, validate
-from disagg.router.openai.chat_message import Message, drop_ignored
+from disagg.router.openai.chat_message import Message, check_messages, drop_ignored
 from disagg.router.openai.tools import Tools, callable_schemas, for_template
 
 
@@ -58,8 +58,7 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
     request = validate(TokenizeRequest, data)
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("give a prompt or messages", param="prompt")
-    for index, message in enumerate(request.messages or ()):
-        message.check_together(f"messages[{index}]")
+    check_messages(request.messages or [])
     if request.prompt is not None:
         for name in ("tools", "chat_template_kwargs"):
             if getattr(request, name):

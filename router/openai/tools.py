@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from disagg.errors import RequestError
-from disagg.router.openai.body import Strict
+from disagg.router.openai.body import ITEMS_MAX, Strict, exceeds
 
 TOOLS_MAX = 128
 NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
@@ -41,7 +41,14 @@ class NamedTool(Strict):
     function: FunctionName
 
 
-Tools = Annotated[list[Tool], Field(max_length=TOOLS_MAX)]
+def _few_values(value: object) -> object:
+    if exceeds(value, ITEMS_MAX):  # what is made of them, all streams wait for
+        raise ValueError(f"at most {ITEMS_MAX} values")
+    return value
+
+
+FEW = BeforeValidator(_few_values)
+Tools = Annotated[list[Tool], FEW, Field(max_length=TOOLS_MAX)]
 CHOICES = ("none", "auto", "required")
 
 

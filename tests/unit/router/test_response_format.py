@@ -56,7 +56,16 @@ async def test_a_worker_gets_the_grammar(house, path, body, given, grammar):
         (format_of({"not": {}}), "", "Unimplemented keys"),
         (format_of(json.loads('{"items":' * 150 + "{}" + "}" * 150)), "", "recursion limit"),
         (format_of({"$ref": "#"}), "", "no answer can match it"),
-        (format_of({"enum": ["x" * GRAMMAR_BYTES_MAX]}), "", f"at most {GRAMMAR_BYTES_MAX} bytes"),
+        (
+            format_of({"enum": ["x" * GRAMMAR_BYTES_MAX]}),
+            ".json_schema.schema",
+            f"at most {GRAMMAR_BYTES_MAX} bytes",
+        ),
+        (
+            format_of({"enum": ["x" * (GRAMMAR_BYTES_MAX - 9)]}),  # with what comes around it
+            "",
+            f"at most {GRAMMAR_BYTES_MAX} bytes",
+        ),
     ],
 )
 @pytest.mark.parametrize(("path", "body"), PATHS)
