@@ -11,7 +11,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,11 @@ MULTIPLES_MAX = 100_000
 """Of the least common multiple and of the sum of all ``multipleOf`` of a grammar. The library has a
 state for each remainder, which none of its limits counts: a million take seconds and 300 MB, seven
 million minutes and gigabytes."""
-MULTIPLE = re.compile(r'"multipleOf\\?": ?(-?\d[\d.eE+-]*)')
-"""In a schema, or where it is part of a text in JSON."""
+MULTIPLE = re.compile(r'"multipleOf"\s*:\s*(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)', re.ASCII)
+ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+TEXTS_IN_TEXTS = 2
+"""A schema has texts in JSON; so has a grammar that is one itself, with a schema in it."""
+BLANKS = {"n": "\n", "r": "\r", "t": "\t"}
 DIGITS_MAX = 15
 """Of those numbers, before the point and behind it."""
 END = "<|end of answer|>"
@@ -134,16 +137,27 @@ class GrammarCompiler:
 
 def _multiples(grammar: str) -> float:
     """See `MULTIPLES_MAX`."""
-    found = [abs(Decimal(one)).normalize() for one in MULTIPLE.findall(grammar)]
-    found = [number for number in found if number]  # the library may skip 0; it would hide the rest
-    if any(abs(number.adjusted()) > DIGITS_MAX for number in found):
+    for _ in range(TEXTS_IN_TEXTS):  # more often does no harm: there is no escape in a key any more
+        grammar = ESCAPE.sub(_unescaped, grammar)
+    try:
+        numbers = [Decimal(one).copy_abs() for one in MULTIPLE.findall(grammar)]
+    except InvalidOperation:  # of an exponent with 18 digits
         return math.inf
+    numbers = [number for number in numbers if number]  # the library refuses 0, where it counts
+    if any(abs(number.adjusted()) > DIGITS_MAX for number in numbers):
+        return math.inf
+    found = [number.normalize() for number in numbers]
     own = [number.as_integer_ratio() for number in found]
     scale = math.lcm(*(10 ** max(0, -int(number.as_tuple().exponent)) for number in found))
     return max(
         math.lcm(*(numerator * scale // denominator for numerator, denominator in own)),
         sum(int(number.scaleb(max(0, -int(number.as_tuple().exponent)))) for number in found),
     )
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    code, char = escape.groups()
+    return chr(int(code, 16)) if code else BLANKS.get(char, char)
 
 
 def _read_tokens(file: Path) -> tuple[LLTokenizer, int]:

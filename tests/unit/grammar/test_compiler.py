@@ -177,6 +177,38 @@ def test_multiples_that_would_take_the_library_minutes_are_refused(
     assert caught.value.param == "response_format"
 
 
+SCHEMA = '{"grammars":[{"json_schema":{"type":"integer",%s}}]}'
+IN_TEXT = '{"grammars":[{"lark_grammar":"start: %%json {\\"type\\":\\"integer\\",%s}"}]}'
+UNUSED = '"$defs":{"a":{"multipleOf":%s}},"allOf":[{"multipleOf":7919},{"multipleOf":97}]'
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        SCHEMA % '"multipleOf" :\n 700001',
+        SCHEMA % r'"\u006dultipleOf":700001',
+        SCHEMA % (UNUSED % "0"),  # of which the least common multiple is 0
+        SCHEMA % (UNUSED % "1e-99999999"),
+        SCHEMA % '"multipleOf":1e99999999999999999999',
+        IN_TEXT % r"\"multipleOf\"\n: 700001",
+        IN_TEXT % r"\u0022multipleOf\u0022:\u0037\u0030\u0030\u0030\u0030\u0031",
+        IN_TEXT % r"\"mul\\u0074ipleOf\":700001",
+        IN_TEXT % r"\"\u005cu006dultipleOf\":700001",
+    ],
+)
+def test_multiples_are_found_however_they_are_written(
+    compiler: GrammarCompiler, grammar: str
+) -> None:
+    """As clients of gRPC may, who give the grammar itself."""
+    with pytest.raises(RequestError, match="sum of all multipleOf"):
+        compiler.check(grammar, "sampling.grammar")
+
+
+def test_a_text_about_multiples_is_none(compiler: GrammarCompiler) -> None:
+    for text in ('"multipleOf": 1-2', '"multipleOf": 1.2.3', '"multipleOf": ٣'):
+        compiler.check(json_grammar({"description": text, "multipleOf": 3}), "response_format")
+
+
 @pytest.mark.parametrize("made", [alone, marked])
 @pytest.mark.parametrize("numbers", [(86_400,), (0.01, 1000), (1e-7,), (5, 0.5), (2, 3, 5, 7, 11)])
 def test_usual_multiples_are_taken(
