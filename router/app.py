@@ -19,6 +19,7 @@ from disagg.router.grpc_service import GrpcService
 from disagg.router.http import HttpApp
 from disagg.router.http_server import HttpServer
 from disagg.router.inherited import BEAT, BEAT_S, BOUND, SERVING, Inherited
+from disagg.router.key_check import KeyCheck
 from disagg.router.keys_file import KeysFile
 from disagg.router.metrics import Metrics
 from disagg.router.open_streams import OpenStreams
@@ -111,11 +112,11 @@ class RouterApp:
         options, ring = self._options, self._keys.ring
         if inherited is not None and inherited.folder:
             options = replace(options, name=name_of_process(options.name, inherited.number))
-        ports = bind_ports(options, self._connections, inherited)
+        self._metrics = Metrics(options.model_name)
+        ports = bind_ports(options, self._connections, inherited, KeyCheck(ring, self._metrics))
         self._grpc_server, self.grpc_port = ports.grpc_server, ports.grpc_port
         self.http_port = ports.http.getsockname()[1]
         self.admin_port = ports.admin.getsockname()[1]
-        self._metrics = Metrics(options.model_name)
         self._metrics.registry.register(self._followed)
         spans = RequestSpans(self._tracer, options.model_name)
         self.dispatcher = Dispatcher(options, self._metrics, self._connections, spans)

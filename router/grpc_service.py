@@ -39,6 +39,7 @@ else:
     Context = grpc.aio.ServicerContext  # not subscriptable at run time
 NAME = "disagg.wire.v1.Router/Generate"
 """Of the span of a call, as OpenTelemetry names calls."""
+GENERATE = f"/{NAME}"
 FIELD_KEY = "disagg-field"
 CODE_KEY = "disagg-code"
 RETRY_AFTER_KEY = "retry-after"
@@ -48,7 +49,7 @@ DETAILS_MAX = 4000
 """Characters of an error's text, as gRPC carries 8 KiB of it and its metadata; the log has all."""
 
 
-async def _abort(context: Context, error: DisaggError) -> NoReturn:
+async def abort(context: Context, error: DisaggError) -> NoReturn:
     """End the call with the error's status; the field and code travel as trailing metadata."""
     status = grpc.StatusCode[error.grpc_status]
     if isinstance(error, ProtocolError):  # what breaks the protocol here is what the caller sent
@@ -95,7 +96,7 @@ class GrpcService(RouterServicer):
         try:
             self.take_in(request)
         except DisaggError as error:
-            await _abort(context, error)
+            await abort(context, error)
         pace = self._dispatcher.core.report_pace
         return registration_pb2.RegisterResponse(
             heartbeat_ms=pace.heartbeat_ms, stats_ms=pace.stats_ms
@@ -125,8 +126,8 @@ class GrpcService(RouterServicer):
             caller = self._caller(context)
         except DisaggError as error:
             self._metrics.ended(error.code, "")
-            await _abort(context, error)
-        observers, head = self._dispatcher.observers, _headers(context)
+            await abort(context, error)
+        observers, head = self._dispatcher.observers, _headers(context.invocation_metadata())
         try:
             with (
                 observers.call(NAME, "text_completion", head, caller.tenant) as call,
@@ -134,7 +135,7 @@ class GrpcService(RouterServicer):
             ):
                 await self._generate(request, context, caller, call)
         except DisaggError as error:
-            await _abort(context, error)
+            await abort(context, error)
 
     async def _generate(
         self,
@@ -216,7 +217,7 @@ class GrpcService(RouterServicer):
             )
             caches = await self._match_followed(token_ids, salt, caller.tenant)
         except DisaggError as error:
-            await _abort(context, error)
+            await abort(context, error)
         found = [
             match
             for revision, chain in zip(revisions, hashes, strict=True)
@@ -239,16 +240,19 @@ class GrpcService(RouterServicer):
         return self._followed.match(len(token_ids), chain, tenant)
 
     def _caller(self, context: Context) -> Caller:
-        """Who calls, by the metadata that are HTTP's headers; AccessError where he may not."""
-        caller = self._keys.caller(presented_key(_headers(context)))
-        caller.check(frozenset((SERVE,)))
-        return caller
+        return caller_of(context.invocation_metadata(), self._keys)
 
 
-def _headers(context: Context) -> dict[bytes, bytes]:
+def caller_of(metadata: Any, keys: KeyRing) -> Caller:
+    """Who calls, by the metadata that are HTTP's headers; AccessError where he may not."""
+    caller = keys.caller(presented_key(_headers(metadata)))
+    caller.check(frozenset((SERVE,)))
+    return caller
+
+
+def _headers(metadata: Any) -> dict[bytes, bytes]:
     """A call's metadata, in the form of HTTP's headers."""
-    given = dict(context.invocation_metadata() or ())
-    return {name.encode(): str(value).encode() for name, value in given.items()}
+    return {name.encode(): str(value).encode() for name, value in dict(metadata or ()).items()}
 
 
 def _prompt(

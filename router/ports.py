@@ -10,12 +10,13 @@ from disagg.errors import ConfigError
 from disagg.router.http_server import bind
 from disagg.router.inherited import Inherited
 from disagg.router.options import RouterOptions
-from disagg.router.worker_session import MESSAGE_BYTES_MAX
 from disagg.telemetry.open_files import files_left
 from disagg.tls.connections import Connections
+from disagg.tls.handlers import Interceptor
 
+REGISTRATION_BYTES_MAX = 16 << 20
+"""However small the bodies of clients have to be."""
 GRPC_OPTIONS = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     # Workers ping idle channels every few seconds; gRPC's default would cut them off for it.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -40,7 +41,10 @@ class Ports:
 
 
 def bind_ports(
-    options: RouterOptions, connections: Connections, inherited: Inherited | None
+    options: RouterOptions,
+    connections: Connections,
+    inherited: Inherited | None,
+    *interceptors: Interceptor,
 ) -> Ports:
     """Bind all ports; where one cannot be, the others are free again.
 
@@ -48,6 +52,7 @@ def bind_ports(
         options: hosts and numbers; 0 for any free one.
         connections: what the workers' port is made of.
         inherited: the HTTP sockets, where another process has bound them.
+        interceptors: of calls to the workers' port.
 
     Raises:
         ConfigError: a port is taken or the host is not ours.
@@ -66,7 +71,11 @@ def bind_ports(
         # Two routers on one port must be an error, not a lottery, unless one follows the other.
         reuse = ("grpc.so_reuseport", int(inherited is not None))
         num_left = files_left(options.connections_max)
-        server = connections.server((reuse, *GRPC_OPTIONS), num_left)
+        bytes_max = max(options.body_bytes_max, REGISTRATION_BYTES_MAX)
+        bound_of_messages = ("grpc.max_receive_message_length", bytes_max)
+        server = connections.server(
+            (reuse, bound_of_messages, *GRPC_OPTIONS), num_left, interceptors
+        )
         address = f"{bracketed(options.host)}:{options.grpc_port}"
         try:
             grpc_port = connections.listen(server, address)

@@ -10,6 +10,7 @@ import grpc
 
 from disagg.errors import DisaggError
 from disagg.router.inherited import SOCKET_SUFFIX, sibling_socket
+from disagg.router.ports import REGISTRATION_BYTES_MAX
 from disagg.wire.v1 import registration_pb2, sibling_pb2
 from disagg.wire.v1.sibling_pb2_grpc import (
     SiblingServicer,
@@ -26,7 +27,7 @@ else:
 
 ANSWER_S = 2.0
 """A sibling that has not answered for so long is passed over."""
-OPTIONS = (("grpc.max_receive_message_length", 16 << 20),)
+OPTIONS = (("grpc.max_receive_message_length", REGISTRATION_BYTES_MAX),)
 
 
 class Siblings(SiblingServicer):

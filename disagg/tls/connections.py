@@ -17,6 +17,7 @@ from disagg.tls.certificate_files import (
     CertificateFiles,
     expiry_warning,
 )
+from disagg.tls.handlers import Interceptor
 from disagg.tls.malformed_requests import MalformedRequests
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,10 @@ class Connections:
         )
 
     def server(
-        self, options: Options = (), connections_max: int = CONNECTIONS_MAX
+        self,
+        options: Options = (),
+        connections_max: int = CONNECTIONS_MAX,
+        interceptors: Sequence[Interceptor] = (),
     ) -> grpc.aio.Server:
         """A server to which `listen` adds ports.
 
@@ -68,6 +72,7 @@ class Connections:
             options: gRPC's.
             connections_max: at a time; more are closed at once. Each is an open file, also of
                 those who have no certificate and only say nothing.
+            interceptors: of calls, behind the check of certificates.
         """
         bounds = (
             ("grpc.max_allowed_incoming_connections", connections_max),
@@ -76,7 +81,7 @@ class Connections:
         checks = () if self._files is None else (CallerCheck(),)
         # Who is no caller of a method is not told how it reads what he sends.
         return grpc.aio.server(
-            options=(*options, *bounds), interceptors=(*checks, MalformedRequests())
+            options=(*options, *bounds), interceptors=(*checks, *interceptors, MalformedRequests())
         )
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:

@@ -57,7 +57,7 @@ ITEMS_MAX = 65_536
 """Prompts, messages or items of one body. All streams wait for what looks at them: for pydantic,
 whatever thread it is in, and for what is made of them. So many values may tools have, and the
 arguments of all calls."""
-OPENINGS_MAX = 1 << 19
+OPENINGS_MAX = 1 << 18
 """``[`` and ``{`` of a body, also in texts. All streams wait while lists and maps are made: ten
 million take seconds."""
 

@@ -13,6 +13,7 @@ from disagg.kv.hashing import BlockHasher, block_hash_key, tenant_salt
 from disagg.router.callers import NOBODY, Caller
 from disagg.router.keys import hash_of, new_key
 from disagg.router.metrics import TENANT_LABELS_MAX, Metrics
+from disagg.router.ports import REGISTRATION_BYTES_MAX
 from disagg.testing.scripted_worker import BLOCK_TOKENS, CONTRACT, HASHER
 from disagg.wire.v1 import router_pb2, sampling_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
@@ -267,6 +268,26 @@ async def test_match_tells_a_tenant_of_its_own_prefixes_alone(locked):
         assert await usable("bob") == 0
         assert await usable("bob", cache_salt="alice") == 0
         assert await usable("alice", cache_salt="x") == 0
+
+
+@pytest.mark.parametrize("method", ["Generate", "Match"])
+async def test_grpc_looks_at_keys_before_it_reads_requests(locked, method):
+    """A request has megabytes, and who has no key may send many."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{locked.app.grpc_port}") as channel:
+        call = channel.stream_stream(f"/disagg.wire.v1.Router/{method}")(timeout=60)
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED  # nothing was sent
+        assert ("disagg-code", "invalid_api_key") in tuple(await call.trailing_metadata())
+    metrics = (await locked.admin.get("/metrics", headers=bearer("grafana"))).text
+    assert ('outcome="invalid_api_key"' in metrics) == (method == "Generate")
+
+
+async def test_grpc_takes_no_larger_requests_than_http(open_house):
+    house = await open_house(body_bytes_max=1 << 20)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{house.app.grpc_port}") as channel:
+        stub: Any = RouterStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Match(router_pb2.MatchRequest(prompt="a" * REGISTRATION_BYTES_MAX))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_grpc_asks_for_the_same_keys(locked):
