@@ -21,7 +21,7 @@ from disagg.router.observed_call import CANCELLED, STOP, ObservedCall, ObservedC
 from disagg.router.open_answers import OpenAnswers
 from disagg.router.options import RouterOptions
 from disagg.router.plan_bugs import PlanBugs
-from disagg.router.registrations import warn_of_strangers
+from disagg.router.registrations import Refusals, warn_of_strangers
 from disagg.router.request_spans import RequestSpans
 from disagg.router.revision_metrics import RevisionCollector
 from disagg.router.router_id import new_router_id
@@ -43,6 +43,8 @@ from disagg.routing.actions import (
 from disagg.tls.connections import Connections
 
 logger = logging.getLogger(__name__)
+
+SESSION_ENDED = "session to worker %s ended: %s"
 
 
 class Dispatcher:
@@ -88,6 +90,7 @@ class Dispatcher:
         # Room for a submit and a cancel of every request at every re-plan.
         outgoing_max = 2 * options.requests_max * (1 + options.replans_max)
         self.sessions = WorkerSessions(self.router_id, outgoing_max, connections)
+        self._refusals = Refusals(SESSION_ENDED)
         self._reset: asyncio.Future[CacheResetEnded] | None = None
         self._ticker = asyncio.create_task(
             tick_forever(self._tick, self._metrics, self.broken.set), name="router tick"
@@ -114,7 +117,8 @@ class Dispatcher:
         actions = self.core.register(self.now_ms(), info)
         if (session := self.sessions.get(info.incarnation)) is not None:
             session.info = info  # with the role it has now
-        if any(isinstance(action, Connect) for action in actions):
+        is_known = self._refusals.knows(info.incarnation.worker_id, info.incarnation.epoch)
+        if not is_known and any(isinstance(action, Connect) for action in actions):
             warn_of_strangers(info, self.core.fleet)
         self._do(actions)
         for action in actions:
@@ -270,7 +274,8 @@ class Dispatcher:
     def _disconnect(self, worker: Incarnation) -> None:
         if self.sessions.get(worker) is None:
             return
-        logger.info("worker %s (epoch %s) left", worker.worker_id, worker.epoch)
+        if not self._refusals.knows(worker.worker_id, worker.epoch):
+            logger.info("worker %s (epoch %s) left", worker.worker_id, worker.epoch)
         self._metrics.worker_left(worker.worker_id)
         self.roles.worker_left()
         self.sessions.close(worker)
@@ -278,14 +283,15 @@ class Dispatcher:
     # --- events of the sessions
 
     def _up(self, info: WorkerInfo) -> None:
-        worker = info.incarnation
-        logger.info(
-            "worker %s (epoch %s, %s, revision %s, %s) joined",
-            *(worker.worker_id, worker.epoch, info.role, info.revision, info.address),
-        )
-        self._do(self.core.session_up(self.now_ms(), worker))
+        if not self._refusals.knows(info.incarnation.worker_id, info.incarnation.epoch):
+            _log_joined(info)
+        self._do(self.core.session_up(self.now_ms(), info.incarnation))
 
     def _message(self, worker: Incarnation, message: ToRouterMessage) -> None:
+        if self._refusals.knows(worker.worker_id, worker.epoch):
+            self._refusals.taken_in(worker.worker_id, worker.epoch)
+            if (session := self.sessions.get(worker)) is not None:
+                _log_joined(session.info)
         if isinstance(message, WorkerStats) and (session := self.sessions.get(worker)):
             self._metrics.worker_stats(worker.worker_id, session.info.role, message)
         elif isinstance(message, TransferReport):
@@ -295,7 +301,11 @@ class Dispatcher:
             self.roles.worker_heard()
 
     def _lost(self, worker: Incarnation, reason: str) -> None:
-        logger.warning("session to worker %s ended: %s", worker.worker_id, reason)
+        session = self.sessions.get(worker)
+        if session is not None and not session.heard:  # and so it will be with each heartbeat
+            self._refusals.refused(worker.worker_id, worker.epoch, reason)
+        else:
+            logger.warning(SESSION_ENDED, worker.worker_id, reason)
         self._do(self.core.session_lost(self.now_ms(), worker))
 
     def _kv_batch(self, worker: Incarnation, epoch: str, batch: KVEventBatch | KVSnapshot) -> bool:
@@ -307,3 +317,11 @@ class Dispatcher:
 
     def _tick(self) -> None:
         self._do(self.core.tick(self.now_ms()))
+
+
+def _log_joined(info: WorkerInfo) -> None:
+    worker = info.incarnation
+    logger.info(
+        "worker %s (epoch %s, %s, revision %s, %s) joined",
+        *(worker.worker_id, worker.epoch, info.role, info.revision, info.address),
+    )

@@ -85,7 +85,7 @@ class GrpcService(RouterServicer):
         self._streams = streams
         self._followed = followed
         self._tell_siblings = tell_siblings
-        self._refusals = Refusals()
+        self._refusals = Refusals("registration of %r: %s")
 
     async def Register(
         self, request: registration_pb2.RegisterRequest, context: Context

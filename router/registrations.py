@@ -48,19 +48,28 @@ def warn_of_strangers(info: WorkerInfo, fleet: Iterable[WorkerView]) -> None:
 
 
 class Refusals:
-    """Logs why registrations are refused: once a process and cause, as it tries again and again."""
+    """Logs why workers are refused: once a process and cause, as it tries again and again.
 
-    def __init__(self) -> None:
+    Args:
+        told: what is logged, with places for the worker's id and the cause.
+    """
+
+    def __init__(self, told: str) -> None:
+        self._told = told
         self._last: dict[tuple[str, str], int] = {}  # hashes: a contract has any length
 
     def refused(self, worker_id: str, epoch: str, why: str) -> None:
         """A worker was told so, as maybe before."""
         worker, cause = (worker_id[:NAME_CHARS_MAX], epoch[:NAME_CHARS_MAX]), hash(why)
         if self._last.pop(worker, None) != cause:
-            logger.warning("registration of %r: %s", worker[0], why)
+            logger.warning(self._told, worker[0], why)
         self._last[worker] = cause
         if len(self._last) > WORKERS_MAX:
             del self._last[next(iter(self._last))]
+
+    def knows(self, worker_id: str, epoch: str) -> bool:
+        """Whether it was refused, and not taken in since."""
+        return bool(self._last) and (worker_id, epoch) in self._last
 
     def taken_in(self, worker_id: str, epoch: str) -> None:
         """The next time it is refused it is news; another process of that id still is none."""

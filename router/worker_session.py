@@ -70,6 +70,9 @@ class WorkerSession:
         outgoing_max: messages that may wait for the worker; one more and it is lost.
         connections: what dials.
         encoder: of the sessions with all workers.
+
+    Attributes:
+        heard: the worker has sent something: it has not refused the session.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class WorkerSession:
         encoder: SessionEncoder,
     ) -> None:
         self.info = info
+        self.heard = False
         self._router_id = router_id
         self._events = events
         self._connections = connections
@@ -213,6 +217,7 @@ class WorkerSession:
     async def _read(self, call: AsyncIterable[session_pb2.SessionResponse]) -> str:
         try:
             async for response in call:
+                self.heard = True
                 for one in unbatched(response):
                     if self._closed:
                         return "closed"

@@ -89,6 +89,8 @@ class ScriptedWorker(WorkerServicer):
         self.num_sent = 0
         self.status: worker_pb2.StatusResponse | None = None
         self.status_gate: asyncio.Event | None = None
+        self.refusal = ""  # of sessions
+        self.num_sessions = 0
         self.num_asked = 0
         self.kv_batches: list[KVEventBatch | KVSnapshot] = []
         self.kv_asked: list[int] = []
@@ -143,6 +145,9 @@ class ScriptedWorker(WorkerServicer):
         reader = asyncio.create_task(self._read(request_iterator, outgoing))
         try:
             await context.send_initial_metadata(())
+            self.num_sessions += 1
+            if self.refusal:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self.refusal)
             yield session_response_to_wire(self.stats)
             while True:
                 message = await outgoing.get()

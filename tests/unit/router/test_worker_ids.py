@@ -102,7 +102,7 @@ async def test_workers_that_are_refused_by_turns_are_logged_once_each(house, cap
 
 
 def test_refusals_are_bounded_and_a_new_cause_is_news(caplog):
-    refusals = Refusals()
+    refusals = Refusals("registration of %r: %s")
     for number in range(WORKERS_MAX + 1):
         refusals.refused(f"w{number}", "e1", "no room")
     refusals.refused("w1", "e1", "no room")
@@ -114,8 +114,32 @@ def test_refusals_are_bounded_and_a_new_cause_is_news(caplog):
 
 def test_who_claims_an_id_that_another_one_has_is_logged_once(caplog):
     """The holder registers between its tries."""
-    refusals = Refusals()
+    refusals = Refusals("registration of %r: %s")
     for _ in range(4):
         refusals.taken_in("w1", "e1")
         refusals.refused("w1", "e2", "it is the worker of epoch e1")
     assert len(refusals_in(caplog)) == 1
+
+
+async def test_a_worker_that_refuses_sessions_is_logged_once(house, caplog):
+    """It registers with every heartbeat, and is dialled each time."""
+    caplog.set_level(logging.INFO)
+
+    worker = await house.add("w2")
+    worker.refusal = "16 routers have sessions"
+    caplog.clear()
+    await worker.end_sessions()
+    for number in range(3):
+        await house.until(lambda: len(house.app.dispatcher.core.fleet) == 1, "the loss")
+        await worker.register(house.app.grpc_port)
+        await house.until(lambda n=number: worker.num_sessions == 2 + n, "a session")
+        await house.until(lambda: len(house.app.dispatcher.core.fleet) == 1, "the refusal")
+    refused = [line for line in caplog.messages if worker.refusal in line]
+    joined = [line for line in caplog.messages if line.endswith("joined")]
+    left = [line for line in caplog.messages if line.endswith("left")]
+    assert (len(refused), len(joined), len(left)) == (1, 1, 1)
+    worker.refusal = ""
+    await worker.register(house.app.grpc_port)
+    await house.until(
+        lambda: sum(line.endswith("joined") for line in caplog.messages) == 2, "it is told"
+    )
