@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from disagg.workers.tiers.disk_store import PARTIAL_OLD_NS, PARTIAL_PREFIX, DiskStore
+from disagg.workers.tiers.disk_store import LOCK_FILE, PARTIAL_OLD_NS, PARTIAL_PREFIX, DiskStore
 from disagg.workers.tiers.stored_block import block_name
 from tests.unit.workers.tiers.stored_blocks import (
     BLOCK_BYTES,
@@ -44,6 +44,23 @@ def test_nobody_waits_for_a_lock_that_is_never_given_back(
         assert disk_tier(tmp_path / "kv").known() == [A]
     assert tier.counts()["busy"] == 1
     assert write(tier, [B]) == ([B], [])
+
+
+def test_where_the_count_was_deleted_all_count_in_one_new_file(tmp_path: Path) -> None:
+    """As somebody deletes all that is in a store, with its users running."""
+    place = tmp_path / "kv"
+    first = disk_tier(place, blocks_max=2)
+    write(first, [A, B])
+    for file in (place / LOCK_FILE, *files_in(place)):
+        file.unlink()
+    second = disk_tier(place, blocks_max=2)
+    write(second, [C, D])
+    write(first, [A, B])
+    assert len(files_in(place)) == 2
+    (place / LOCK_FILE).unlink()
+    write(first, [E])
+    assert len(files_in(place)) <= 2
+    assert (place / LOCK_FILE).exists()
 
 
 def test_a_lock_that_is_kept_is_waited_for_once_in_a_write(
