@@ -4,6 +4,8 @@ import hashlib
 import math
 from typing import Any
 
+from pydantic_core import from_json
+
 from disagg.messages.outputs import FinishReason
 from disagg.router.message_parts.message_parser import MessageParser
 from disagg.router.message_parts.parts import (
@@ -19,7 +21,7 @@ from disagg.router.text_stream import Piece
 
 CALL_ID_BYTES = 12
 TOOL_CALLS = "tool_calls"
-"""The finish reason of an answer that calls."""
+"""The finish reason of an answer that calls, if its last call is whole."""
 
 
 def call_id(answer_id: str, index: int) -> str:
@@ -41,6 +43,8 @@ class MessageFields:
         self._answer_id = answer_id
         self._calls_max = math.inf if several_calls else 1
         self._num_calls = 0
+        self._arguments: list[str] = []
+        """Of the last call, in pieces."""
 
     @property
     def reads_marks(self) -> bool:
@@ -56,14 +60,28 @@ class MessageFields:
             parts = merged(parts + self._parser.finish())
         # A second call where the client takes one only would be one that it did not ask for.
         parts = [part for part in parts if _call_index(part) < self._calls_max]
-        self._num_calls += sum(isinstance(part, CallStart) for part in parts)
+        for part in parts:
+            if isinstance(part, CallStart):
+                self._num_calls += 1
+                self._arguments.clear()
+            elif isinstance(part, CallArguments):
+                self._arguments.append(part.text)
         return parts
 
     def finish_reason(self, piece: Piece) -> str:
         """Of a piece whose parts were taken."""
-        if piece.finish_reason == FinishReason.STOP.value and self._num_calls:
+        if piece.finish_reason == FinishReason.STOP.value and self._num_calls and self._is_whole():
             return TOOL_CALLS
         return piece.finish_reason
+
+    def _is_whole(self) -> bool:
+        """Whether the last call has all of its arguments: no stop string has cut them off."""
+        self._arguments = ["".join(self._arguments)]
+        try:
+            from_json(self._arguments[0])
+        except ValueError:
+            return False
+        return True
 
     def delta(self, parts: list[Part]) -> bytes:
         """Parts as the ``delta`` of a chunk, in JSON."""

@@ -42,6 +42,27 @@ async def test_a_call_whole_and_streamed(serve):
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize(
+    ("text", "stop", "reason", "arguments"),
+    [
+        (CALL, "}", "stop", '{"city": "Paris"'),
+        (CALL, "ris", "stop", '{"city": "Pa'),
+        (f"{CALL}\n{CALL}", '"}', "stop", '{"city": "Paris'),
+        (CALL, "</tool", "tool_calls", '{"city": "Paris"}'),
+    ],
+)
+async def test_a_stop_string_in_a_call(serve, text, stop, reason, arguments):
+    """Who gets `tool_calls` reads the arguments as JSON."""
+    house = await serve(text)
+    async with client_of(house) as client:
+        body = BODY | {"max_tokens": 200, "stop": stop}
+        (choice,) = (await client.chat.completions.create(**body)).choices
+        stream = await client.chat.completions.create(**body, stream=True)
+        chunks = [chunk async for chunk in stream]
+    assert choice.message.tool_calls[-1].function.arguments == arguments
+    assert choice.finish_reason == chunks[-1].choices[0].finish_reason == reason
+
+
 async def test_without_tools_the_same_text_is_content(serve):
     house = await serve(CALL, Chat(tuple(ASK)))
     for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
