@@ -148,7 +148,7 @@ class CompletionChoice:
         echo = prompt.echo if is_first else None
         shown: dict[str, list[Any]] | None = None
         if echo is not None and self._logprobs:
-            shown = self._logprobs.of_prompt(prompt, len(echo))
+            shown = self._logprobs.of_prompt(prompt, echo)
         if self._logprobs and piece.token_ids:
             own = self._logprobs.of(piece)
             shown = own if shown is None else {name: shown[name] + own[name] for name in shown}

@@ -89,7 +89,13 @@ class CompletionRequest(GenerationFields):
             text = tokenizer.decode(token_ids)
         else:
             text = tokenizer.decode_all(token_ids)
-        return ShownPrompt(token_ids, self.prompt_logprobs, text, self.num_echo_logprobs)
+        return ShownPrompt(
+            token_ids,
+            self.prompt_logprobs,
+            text,
+            self.num_echo_logprobs,
+            echo_has_marks=isinstance(prompt, str),
+        )
 
     def check_together(self) -> None:
         """See ``GenerationFields.check_together``."""

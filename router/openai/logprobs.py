@@ -26,13 +26,13 @@ class CompletionLogprobs:
             self._add(shown, token_id, logprobs, len(logprobs.top))
         return shown
 
-    def of_prompt(self, prompt: ShownPrompt, num_chars: int) -> dict[str, list[Any]]:
-        """The lists for a prompt whose text has so many characters; pieces come behind it."""
-        shown = _lists()
+    def of_prompt(self, prompt: ShownPrompt, echo: str) -> dict[str, list[Any]]:
+        """The lists for a prompt with this text; pieces come behind it."""
+        shown, marked = _lists(), echo if prompt.echo_has_marks else ""
         scores = prompt.logprobs or (None,) * len(prompt.token_ids)
         for token_id, logprobs in zip(prompt.token_ids, scores, strict=True):
-            self._add(shown, token_id, logprobs, prompt.num_echo_logprobs or 0)
-        self._num_chars = num_chars
+            self._add(shown, token_id, logprobs, prompt.num_echo_logprobs or 0, marked)
+        self._num_chars = len(echo)
         return shown
 
     def _add(
@@ -41,7 +41,12 @@ class CompletionLogprobs:
         token_id: int,
         logprobs: TokenLogprobs | None,
         num_top: int,
+        marked: str = "",
     ) -> None:
+        """Add a token; ``marked`` is the text that it came from, if special ones may stand there.
+
+        One that the tokenizer has put before a text does not stand in it.
+        """
         name = self._token_name
         shown["tokens"].append(name(token_id))
         shown["token_logprobs"].append(None if logprobs is None else _shown(logprobs.logprob))
@@ -50,10 +55,13 @@ class CompletionLogprobs:
             top.setdefault(name(token_id), _shown(logprobs.logprob))
         shown["top_logprobs"].append(top or None)
         shown["text_offset"].append(self._num_chars)
-        if self._tokenizer.shows(token_id, skip_special_tokens=self._skip_special_tokens):
+        skip = self._skip_special_tokens or bool(marked)
+        if self._tokenizer.shows(token_id, skip_special_tokens=skip):
             # A character split over tokens counts where it begins.
             raw = self._tokenizer.token_bytes(token_id)
             self._num_chars += sum(byte & 0xC0 != 0x80 for byte in raw)
+        elif marked.startswith(mark := name(token_id), self._num_chars):
+            self._num_chars += len(mark)
 
     def _token_name(self, token_id: int) -> str:
         raw = self._tokenizer.token_bytes(token_id)

@@ -118,6 +118,29 @@ async def test_echo_with_logprobs(open_house, stream, max_tokens):
         )
 
 
+@pytest.mark.parametrize("skip", [True, False])
+async def test_offsets_of_an_echoed_text_with_special_tokens_in_it(open_house, skip):
+    house = await open_house()
+    special = house.tokenizer.token_bytes(house.tokenizer.eos_token_ids[0]).decode()
+    prompt = f"a{special}b c"
+    tokens = house.tokenizer.encode(prompt)
+    assert house.tokenizer.eos_token_ids[0] in tokens
+    await house.add(prompt=len(tokens))
+    body = {"model": "tiny", "prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 2}
+    body["skip_special_tokens"] = skip
+    (choice,) = (await house.http.post("/v1/completions", json=body)).json()["choices"]
+    shown = choice["logprobs"]
+    places = dict(zip(shown["tokens"][: len(tokens)], shown["text_offset"], strict=False))
+    assert places[special] == 1
+    assert places["b"] == 1 + len(special)
+    assert shown["text_offset"][len(tokens)] == len(prompt)
+    answer = await house.http.post("/v1/completions", json=body | {"prompt": list(tokens)})
+    (of_ids,) = answer.json()["choices"]
+    decode = house.tokenizer.decode if skip else house.tokenizer.decode_all
+    assert of_ids["text"].startswith(decode(tokens))
+    assert of_ids["logprobs"]["text_offset"][len(tokens)] == len(decode(tokens))
+
+
 def loglikelihood(choice, num_context):
     """As lm-eval's ``LocalCompletionsAPI.parse_logprobs`` reads an answer."""
     logprobs = choice["logprobs"]["token_logprobs"][num_context:-1]
