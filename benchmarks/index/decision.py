@@ -19,6 +19,7 @@ from disagg.messages.session import GroupTransfer, Role, Submit, TransferReport,
 from disagg.messages.step_times import StepShape
 from disagg.routing.actions import NewRequest, ToWorker
 from disagg.routing.core import RouterCore
+from disagg.routing.options import RoutingOptions
 from disagg.scheduling.step_meter import StepMeter
 
 IDLE = WorkerStats(0, 0, 0, 1 << 20, 1 << 20, 0, 0, 0, 0, ready=True)
@@ -33,13 +34,15 @@ def fleet(
     """A router and its workers, all idle: the hardest case, as load chooses none of them."""
     block_tokens = groups[0].block_tokens
     core = RouterCore(
-        hasher_of=lambda _: BlockHasher(b"benchmark", block_tokens).extend,
-        replans_max=3,
-        requests_max=1 << 20,
-        request_timeout_ms=1000,
-        records_max=16,
-        worker_silent_ms=1 << 40,
-        policy=policy,
+        RoutingOptions(
+            hasher_of=lambda _: BlockHasher(b"benchmark", block_tokens).extend,
+            replans_max=3,
+            requests_max=1 << 20,
+            request_timeout_ms=1000,
+            records_max=16,
+            worker_silent_ms=1 << 40,
+            policy=policy,
+        )
     )
     contract = Contract("m", "float32", (), "pages", 1024, block_tokens, "sha256", 1, 1)
     workers = [Incarnation(f"worker-{number}", "1") for number in range(num_workers)]

@@ -35,15 +35,14 @@ from disagg.routing.end_pace import EndPace
 from disagg.routing.fair_queue import FairQueue
 from disagg.routing.fleet import Fleet
 from disagg.routing.live_requests import LiveRequests
-from disagg.routing.planner import OnBug, Planner
-from disagg.routing.policy.protocol import PolicyOptions
-from disagg.routing.policy.registry import DEFAULT_POLICY, make_policy
+from disagg.routing.options import RoutingOptions
+from disagg.routing.planner import Planner
+from disagg.routing.policy.registry import make_policy
 from disagg.routing.record import RequestRecord
 from disagg.routing.report_pace import ReportPace
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_lifecycle import RequestLifecycle
 from disagg.routing.revisions import (
-    HasherOf,
     Revision,
     Revisions,
     RevisionView,
@@ -51,11 +50,6 @@ from disagg.routing.revisions import (
 )
 from disagg.routing.rooms import Rooms
 from disagg.routing.worker_view import WorkerView
-
-WORKER_PREFILL_TOKENS_MAX = 16_384
-"""Some tenths of a second of work: a worker is never idle for lack of it."""
-WORKER_WAITING_MAX = 16
-DEFAULT_OPTIONS = PolicyOptions()
 
 SENT_AGAIN = "its client sent it again: the later one is served in its place"
 
@@ -67,66 +61,38 @@ class RouterCore:
     Everything belongs to one thread.
 
     Args:
-        hasher_of: names the blocks of prompts as a worker does.
-        replans_max: plans after the first, per request.
-        requests_max: live requests, waiting ones included; more are refused.
-        request_timeout_ms: without any progress for so long a request expires.
-        records_max: finished requests whose record is kept.
-        worker_silent_ms: a worker that sends nothing for so long is lost.
-        worker_silent_busy_ms: so is one that has work, after this time already, or more if it is
-            often silent for long; None: as ``worker_silent_ms``.
-        policy: name of the rule that chooses workers.
-        policy_options: what such rules go by.
-        accept_unlike_workers: workers that exchange no KV with others of their revision may
-            register; they serve alone.
-        revision_weights: by which new requests are shared among revisions, see `Revisions`.
-        router_id: of this life of the router, a part of every key; other routers have others.
-
-        worker_prefill_tokens_max: while so many tokens of prompts are to be computed at a worker,
-            it is not given more; what has no room anywhere waits here, where tenants take turns.
-        worker_waiting_max: requests at a worker beyond those that it runs at once; then likewise.
-        tenant_weights: a tenant's part of the tokens where requests wait; 1 where there is none.
-        on_plan_bug: see `Planner`.
+        options: of this life of the router.
 
     Raises:
-        ConfigError: no policy has that name.
+        ConfigError: no policy has the name that they say.
 
     Attributes:
         counters: monotonic counts by (name, label); label "" where there is none.
     """
 
-    def __init__(
-        self,
-        *,
-        hasher_of: HasherOf,
-        replans_max: int,
-        requests_max: int,
-        request_timeout_ms: int,
-        records_max: int,
-        worker_silent_ms: int,
-        worker_silent_busy_ms: int | None = None,
-        policy: str = DEFAULT_POLICY,
-        policy_options: PolicyOptions = DEFAULT_OPTIONS,
-        accept_unlike_workers: bool = False,
-        revision_weights: Mapping[str, float] | None = None,
-        worker_prefill_tokens_max: int = WORKER_PREFILL_TOKENS_MAX,
-        worker_waiting_max: int = WORKER_WAITING_MAX,
-        tenant_weights: Mapping[str, float] | None = None,
-        router_id: str = "",
-        on_plan_bug: OnBug | None = None,
-    ) -> None:
+    def __init__(self, options: RoutingOptions) -> None:
         self.counters: Counter[tuple[str, str]] = Counter()
+        router_id = options.router_id
         self._revisions = Revisions(
-            hasher_of, revision_weights, accept_unlike=accept_unlike_workers
+            options.hasher_of,
+            options.revision_weights,
+            accept_unlike=options.accept_unlike_workers,
         )
-        rooms = Rooms(router_id, worker_prefill_tokens_max, worker_waiting_max)
-        self._fleet = Fleet(worker_silent_ms, self._revisions, rooms, worker_silent_busy_ms)
+        rooms = Rooms(router_id, options.worker_prefill_tokens_max, options.worker_waiting_max)
+        self._fleet = Fleet(
+            options.worker_silent_ms, self._revisions, rooms, options.worker_silent_busy_ms
+        )
         self._resets = CacheResets(self.counters, router_id)
-        rule = make_policy(policy, policy_options)
-        planner = Planner(self._fleet, rule, self._resets, policy_options.slo_tpot_ms, on_plan_bug)
-        turns: FairQueue[RoutedRequest] = FairQueue(tenant_weights)
+        planner = Planner(
+            self._fleet,
+            make_policy(options.policy, options.policy_options),
+            self._resets,
+            options.policy_options.slo_tpot_ms,
+            options.on_plan_bug,
+        )
+        turns: FairQueue[RoutedRequest] = FairQueue(options.tenant_weights)
         pace = EndPace()
-        self._live = LiveRequests(self._fleet, pace, self.counters, records_max)
+        self._live = LiveRequests(self._fleet, pace, self.counters, options.records_max)
         self._lifecycle = RequestLifecycle(
             self._fleet,
             planner,
@@ -134,8 +100,8 @@ class RouterCore:
             turns,
             pace,
             self.counters,
-            replans_max=replans_max,
-            request_timeout_ms=request_timeout_ms,
+            replans_max=options.replans_max,
+            request_timeout_ms=options.request_timeout_ms,
         )
         self._admission = Admission(
             self._fleet,
@@ -145,8 +111,8 @@ class RouterCore:
             turns,
             pace,
             self.counters,
-            requests_max=requests_max,
-            request_timeout_ms=request_timeout_ms,
+            requests_max=options.requests_max,
+            request_timeout_ms=options.request_timeout_ms,
             router_id=router_id,
         )
 

@@ -15,6 +15,7 @@ from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import ToRouterMessage
 from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction, ToWorker
 from disagg.routing.core import RouterCore
+from disagg.routing.options import RoutingOptions
 from disagg.simulation.fleet_plan import FleetPlan
 from disagg.simulation.host import Host
 from disagg.simulation.links import Wires
@@ -98,16 +99,18 @@ class World:
         self._prompts = Prompts()
         router = plan.router
         self.router = RouterCore(
-            hasher_of=lambda _: self.hasher.extend,
-            replans_max=router.replans_max,
-            requests_max=router.requests_max,
-            request_timeout_ms=router.request_timeout_ms,
-            records_max=RECORDS_MAX,
-            worker_silent_ms=int(10 * HEARTBEAT_MS),
-            policy=router.policy,
-            policy_options=router.options,
-            worker_prefill_tokens_max=router.worker_prefill_tokens_max,
-            worker_waiting_max=router.worker_waiting_max,
+            RoutingOptions(
+                hasher_of=lambda _: self.hasher.extend,
+                replans_max=router.replans_max,
+                requests_max=router.requests_max,
+                request_timeout_ms=router.request_timeout_ms,
+                records_max=RECORDS_MAX,
+                worker_silent_ms=int(10 * HEARTBEAT_MS),
+                policy=router.policy,
+                policy_options=router.options,
+                worker_prefill_tokens_max=router.worker_prefill_tokens_max,
+                worker_waiting_max=router.worker_waiting_max,
+            )
         )
         self._outcomes: dict[str, Outcome] = {}
         self._num_asked = self._num_ended = 0

@@ -17,6 +17,7 @@ from disagg.routing.actions import NewRequest, RouterAction
 from disagg.routing.core import RouterCore
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.looks import Looks
+from disagg.routing.options import RoutingOptions
 from disagg.routing.revisions import HashExtend
 
 _CONTRACT = Contract("model", "float32", ("full",), "pages", 2, 1, "scheme", 1, 1)
@@ -71,12 +72,14 @@ class Routers:
             actions += scripted.start()
             return RouterMoved(self.freeze(scripted), tuple(actions))
         core = RouterCore(
-            hasher_of=OneHasher(self._hasher),
-            replans_max=setting.generations_max - 1,
-            requests_max=len(setting.requests),
-            request_timeout_ms=1,
-            records_max=0,
-            worker_silent_ms=1,
+            RoutingOptions(
+                hasher_of=OneHasher(self._hasher),
+                replans_max=setting.generations_max - 1,
+                requests_max=len(setting.requests),
+                request_timeout_ms=1,
+                records_max=0,
+                worker_silent_ms=1,
+            )
         )
         setting.mutate_router(core)
         for life, role in zip(lives, setting.roles, strict=True):

@@ -39,6 +39,7 @@ from disagg.routing.actions import (
     ToWorker,
 )
 from disagg.routing.core import RouterCore
+from disagg.routing.options import RoutingOptions
 from disagg.routing.policy.protocol import PolicyOptions
 from disagg.scheduling.stats import check_core
 from disagg.testing.simulation.bounds import Client, Patience, check_router
@@ -75,14 +76,16 @@ class Simulation:
         """Those that were planned."""
         self.hasher = BlockHasher(HASH_KEY, config.layout.hash_block_tokens)
         self.router = RouterCore(
-            hasher_of=lambda _: self.hasher.extend,
-            replans_max=config.replans_max,
-            requests_max=config.requests_max,
-            request_timeout_ms=config.request_timeout_ms,
-            records_max=config.records_max,
-            worker_silent_ms=config.worker_silent_ms,
-            policy=config.policy,
-            policy_options=PolicyOptions(pull_tokens_min=config.pull_tokens_min),
+            RoutingOptions(
+                hasher_of=lambda _: self.hasher.extend,
+                replans_max=config.replans_max,
+                requests_max=config.requests_max,
+                request_timeout_ms=config.request_timeout_ms,
+                records_max=config.records_max,
+                worker_silent_ms=config.worker_silent_ms,
+                policy=config.policy,
+                policy_options=PolicyOptions(pull_tokens_min=config.pull_tokens_min),
+            )
         )
         self._patience = Patience(config, self.clients)
         self.random = random.Random(seed)

@@ -19,6 +19,7 @@ from disagg.messages.session import (
 )
 from disagg.routing.actions import Deliver, Disconnect, Fail, NewRequest, RouterAction, ToWorker
 from disagg.routing.core import RouterCore
+from disagg.routing.options import RoutingOptions
 from disagg.routing.policy.protocol import PolicyOptions
 from disagg.routing.policy.registry import DEFAULT_POLICY
 from disagg.routing.record import RequestRecord
@@ -98,14 +99,16 @@ class Router:
             "worker_silent_ms": 100,
         }
         self.core = RouterCore(
-            hasher_of=hasher_of,
-            policy=policy,
-            accept_unlike_workers=accept_unlike_workers,
-            tenant_weights=tenant_weights,
-            revision_weights=revision_weights,
-            router_id=router_id,
-            policy_options=PolicyOptions(**options),  # type: ignore[arg-type]
-            **(arguments | limits),  # type: ignore[arg-type]
+            RoutingOptions(
+                hasher_of=hasher_of,
+                policy=policy,
+                accept_unlike_workers=accept_unlike_workers,
+                tenant_weights=tenant_weights,
+                revision_weights=revision_weights,
+                router_id=router_id,
+                policy_options=PolicyOptions(**options),  # type: ignore[arg-type]
+                **(arguments | limits),  # type: ignore[arg-type]
+            )
         )
         self.now_ms = 0
         self.actions: list[RouterAction] = []

@@ -33,6 +33,7 @@ from disagg.routing.actions import (
     ToWorker,
 )
 from disagg.routing.core import RouterCore
+from disagg.routing.options import RoutingOptions
 from disagg.routing.policy.registry import DEFAULT_POLICY
 from tests.unit.routing.builders import HASHER, hashes_of, worker
 from tests.unit.routing.measured import stats, transfer
@@ -56,13 +57,15 @@ class World:
         self.rng = random.Random(seed)
         self.now_ms = 0
         self.core = RouterCore(
-            hasher_of=lambda _: HASHER.extend,
-            replans_max=4,
-            requests_max=6,
-            request_timeout_ms=20_000,
-            records_max=10_000,
-            worker_silent_ms=40 * STEP_MS,
-            policy=policy,
+            RoutingOptions(
+                hasher_of=lambda _: HASHER.extend,
+                replans_max=4,
+                requests_max=6,
+                request_timeout_ms=20_000,
+                records_max=10_000,
+                worker_silent_ms=40 * STEP_MS,
+                policy=policy,
+            )
         )
         self.clients: dict[str, Client] = {}
         self.submitted: set[tuple[Incarnation, RequestKey]] = set()

@@ -9,9 +9,9 @@ import pytest
 from disagg.messages.identity import RequestKey
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import RouterLoad
-from disagg.routing.core import WORKER_PREFILL_TOKENS_MAX, WORKER_WAITING_MAX
 from disagg.routing.generation import Generation
 from disagg.routing.index import PrefixIndex
+from disagg.routing.options import WORKER_PREFILL_TOKENS_MAX, WORKER_WAITING_MAX
 from disagg.routing.rooms import Rooms
 from disagg.routing.worker import Worker
 from tests.unit.routing.builders import STATS, worker
