@@ -55,7 +55,7 @@ class Supervised:
     """Why its last life ended without serving."""
     said: str = ""
     heard: Any = None
-    """The actor that has answered last."""
+    """The actor, once it has answered. No other: Ray keeps the name of one that is referred to."""
     unknown_since_s: float = 0.0
     looked_s: float = float("inf")
     silent_s: float = 0.0
@@ -148,7 +148,7 @@ class Supervised:
             self.ask_to_leave(stop_s, drain_s)
         else:
             end_actor(self.name, self.actor)
-            self.actor = self.asked = None
+            self.actor = self.asked = self.heard = None
 
     def ask_to_leave(self, stop_s: float, drain_s: float) -> None:
         """Ask it to end, whether it serves or not."""
@@ -165,7 +165,7 @@ class Supervised:
             return
         if self.actor is not None:
             end_actor(self.name, self.actor)
-        self.actor = self.asked = self.leaving = None
+        self.actor = self.asked = self.leaving = self.heard = None
         self.serves = False
 
     def say(self, reason: str) -> None:
@@ -200,7 +200,7 @@ class Supervised:
 
     def _ended(self, reason: str) -> None:
         served = self.serves
-        self.actor, self.serves, self.silent_s = None, False, 0.0
+        self.actor, self.heard, self.serves, self.silent_s = None, None, False, 0.0
         if not self.is_wanted or self.leaving is not None:
             return
         self.fault = "" if served else reason

@@ -1,6 +1,7 @@
 """A worker that has served and does not answer any more is taken for hung, and ended."""
 
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -104,3 +105,17 @@ def test_one_that_no_router_takes_is_named_with_the_reason(
     assert worker.said == "it serves, and no router has it: router a:1: not registered"
     answer(worker)
     assert worker.said == ""
+
+
+def test_nothing_refers_to_the_actor_of_a_life_that_has_ended(worker: Supervised) -> None:
+    """Ray would keep its name, and no other could be started."""
+    worker.actor = Actor()
+    last = weakref.ref(worker.actor)
+    answer(worker)
+    assert last() is not None
+    worker._ended("killed")
+    assert last() is None
+
+
+class Actor:
+    """Stands for a handle of Ray's."""
