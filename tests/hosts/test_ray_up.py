@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint, reference_generate
 from tests.hosts.fleet import BOUND_S, Fleet, make_environment, wait_for
-from tests.hosts.hosts import Hosts, hosts
+from tests.hosts.hosts import Host, Hosts, hosts
 from tests.hosts.ray_by_hand import kill_ray
 
 pytestmark = pytest.mark.timeout(1800)
@@ -187,6 +187,9 @@ def test_serving_goes_on_without_the_head_and_its_return_completes_the_fleet(
 
 
 def test_ray_down_leaves_no_process_on_any_host(fleet: Fleet) -> None:
-    assert all(any(host.name in line for line in fleet.left()) for host in fleet.hosts)
+    def has_some(host: Host) -> bool:
+        return any(host.name in line for line in fleet.left())
+
+    wait_for(lambda: all(map(has_some, fleet.hosts)), fleet.log)  # each comes back after the head
     fleet.do("ray down cluster.yaml -y > down.log 2>&1 || { cat down.log; exit 1; }")
     wait_for(lambda: not fleet.left(), lambda: "\n".join([*fleet.left(), fleet.log()]), 3 * BOUND_S)
