@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Protocol
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import PeerMessage
@@ -24,28 +23,17 @@ from disagg.messages.session import (
     WorkerIdClaimed,
     receipt_of,
 )
-from disagg.scheduling.actions import (
-    CheckTransport,
-    ClearTier,
-    ConnectPeer,
-    Drained,
-    Exit,
-    ReadTier,
-    TierKey,
-    ToRouter,
-    WorkerAction,
-    WriteTier,
-)
+from disagg.scheduling.actions import TierKey, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.step_pace import StepPace
-from disagg.transfer.actions import ComputeChecksums, PostRead, Send
 from disagg.transfer.read_plan import ReadPlan
 from disagg.workers.checksums import ComputesChecksums
 from disagg.workers.engine_threads import EngineThreads
 from disagg.workers.engines.protocol import EngineFailedError, RunsSteps
 from disagg.workers.own_transport import OwnTransport
+from disagg.workers.performer import PeerLinks, Performer
 from disagg.workers.request_trace import RequestTrace
 from disagg.workers.router_sessions import End, RouterSessions
 from disagg.workers.router_sessions import Send as SendToRouter
@@ -74,16 +62,6 @@ def _no_stream(reason: str) -> None:
 def _precise_ms() -> float:
     """This machine's monotonic clock: steps on a GPU take a few milliseconds."""
     return time.monotonic_ns() / 1e6
-
-
-class PeerLinks(Protocol):
-    """Streams to other workers."""
-
-    def connect(self, peer: Incarnation, address: str) -> None:
-        """Have a stream to the peer."""
-
-    def send(self, peer: Incarnation, message: PeerMessage) -> None:
-        """Queue a message; lost when there is no stream (the protocol allows for it)."""
 
 
 class Control:
@@ -117,21 +95,23 @@ class Control:
         self._now_ms = WorkerClock().now_ms
         self._engine = EngineThreads(engine)
         self._transport = OwnTransport(transport)
-        self._on_failed, self._on_drained = on_failed, on_drained
+        self._on_failed = on_failed
         self.report_pace_ms = report_pace_ms
         self._trace = trace
-        self._links: PeerLinks | None = None
         self._pace = StepPace(core.limits.max_step_tokens)
         self._pump_timer: asyncio.TimerHandle | None = None
         self._step_stuck_ms, self._step_began_ms = step_stuck_ms, 0
         self._sessions = RouterSessions(routers_max)
+        self._performer = Performer(
+            self._sessions, self._transport, trace, tiers, checksums, self._fail, on_drained
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._check_due_s: float | None = None
         self._ended = False
 
     def start(self, links: PeerLinks) -> None:
         """Begin to tick and to report."""
-        self._links = links
+        self._performer.links = links
         self._tasks = [
             asyncio.create_task(self._tick_forever()),
             asyncio.create_task(self._report_forever()),
@@ -258,7 +238,7 @@ class Control:
         if self._ended:
             return
         try:
-            self._perform(event())
+            self._performer.perform(event())
             self._transport.post_reads()
             self._pump()
         except Exception as error:
@@ -269,39 +249,6 @@ class Control:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def _perform(self, actions: Iterable[WorkerAction]) -> None:
-        assert self._links is not None
-        for action in actions:
-            match action:
-                case ToRouter(message):
-                    self._trace.reported(message)
-                    self._sessions.send(message)
-                case Send(to, peer_message):
-                    self._links.send(to, self._trace.sent(peer_message))
-                case PostRead():
-                    self._trace.posted(action)
-                    self._transport.read(action)
-                case ComputeChecksums(request_id, block_ids):
-                    assert self._checksums is not None
-                    self._checksums.compute(request_id, block_ids)
-                case WriteTier(copy_id, tier, blocks):
-                    assert self._tiers is not None
-                    self._tiers.submit_write(copy_id, tier, blocks)
-                case ReadTier(copy_id, tier, blocks):
-                    assert self._tiers is not None
-                    self._tiers.submit_read(copy_id, tier, blocks)
-                case ClearTier(tier):
-                    assert self._tiers is not None
-                    self._tiers.submit_clear(tier)
-                case ConnectPeer(peer):
-                    self._links.connect(peer.incarnation, peer.address)
-                case CheckTransport(reason):
-                    self._transport.doubt(reason)
-                case Exit(reason):
-                    self._fail(reason)
-                case Drained():
-                    self._on_drained()
-
     def _pump(self) -> None:
         """Launch every step that may be launched; the engine runs them one by one."""
         while True:
@@ -309,7 +256,7 @@ class Control:
                 self._pump_later(wait_ms)
                 return
             step, actions = self.core.next_step(self._now_ms())
-            self._perform(actions)
+            self._performer.perform(actions)
             if step is None:
                 return
             self._pace.launched(_precise_ms(), step)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import random
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -13,13 +12,11 @@ from functools import partial
 import grpc
 
 from disagg.errors import ConfigError
-from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_publishing import VllmEventShape
-from disagg.kv.hashing import BlockHasher, block_hash_key
+from disagg.kv.hashing import block_hash_key
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract
 from disagg.scheduling.core import WorkerCore
-from disagg.scheduling.limits import STEPS_MAX
 from disagg.scheduling.tiers.index import TierSetting
 from disagg.telemetry.open_files import files_left
 from disagg.tls.addresses import check_exposure, parse_ports
@@ -28,21 +25,18 @@ from disagg.transfer.read_plan import plan_reads
 from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.announcement import Announcement, announced_host, contract_of
-from disagg.workers.cache_policy import cache_policy, check_policy
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.checksums import ComputesChecksums
 from disagg.workers.control import Control
+from disagg.workers.core_of_options import build_core
 from disagg.workers.engines.block_tokens import hashed_layout
 from disagg.workers.engines.choice import build_engine
 from disagg.workers.engines.protocol import Engine, EngineFactory
 from disagg.workers.kv_event_publisher import KVEventPublisher
-from disagg.workers.limits import worker_limits
-from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
 from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.pool_region import PoolRegion
 from disagg.workers.ranked_checksums import start_checksums
-from disagg.workers.ranked_transport import RankedTransport
 from disagg.workers.registration import RouterAnswers, keep_registered_everywhere
 from disagg.workers.request_trace import trace_of_worker
 from disagg.workers.router_discovery import RouterDiscovery, RoutersOfCluster
@@ -54,6 +48,7 @@ from disagg.workers.tiers.known import known_to_core
 from disagg.workers.tiers.protocol import CopiesBlocks
 from disagg.workers.tiers.ranked_copies import RankedCopies, open_on_ranks
 from disagg.workers.transport import KVTransport, agent_name
+from disagg.workers.transport_choice import nixl_transport
 
 log = logging.getLogger(__name__)
 
@@ -65,19 +60,6 @@ CHECKSUMS_CLOSE_S = 1.0
 TransportFactory = Callable[[str, Engine, Callable[[int, str], None], int], KVTransport]
 StartCopies = Callable[..., CopiesBlocks]
 """Takes what else `TierCopies` takes, beside tiers and pool."""
-
-
-def nixl_transport(
-    agent: str, engine: Engine, on_read_done: Callable[[int, str], None], handle_bytes_max: int
-) -> KVTransport:
-    """The transport of every real worker: one agent, or one per rank."""
-    pool = engine.region
-    if isinstance(pool, PoolRegion):
-        return NixlTransport(
-            agent, pool, on_read_done=on_read_done, handle_bytes_max=handle_bytes_max
-        )
-    connections = pool.connect(agent, handle_bytes_max)
-    return RankedTransport(connections, on_read_done=on_read_done)
 
 
 class Worker:
@@ -190,7 +172,7 @@ class Worker:
         options, engine = self.options, self._engine
         contract = contract_of(engine, self._layout, self._hash_key, options.checksums)
         tiers, start_copies = await asyncio.to_thread(self._open_tiers, contract)
-        core = self._build_core(tiers)
+        core = build_core(self.incarnation, options, engine, self._layout, self._hash_key, tiers)
         tier_copies = self._tier_copies(start_copies)
         checksums = await asyncio.to_thread(self._start_checksums, loop)
         publisher = self._kv_event_publisher(core)
@@ -344,36 +326,6 @@ class Worker:
                 loop.call_soon_threadsafe(self.control.checksums_known, request_id, checksums)
 
         return start_checksums(self._engine.region, known, self._fail)
-
-    def _build_core(self, tiers: tuple[TierSetting, ...]) -> WorkerCore:
-        options, engine = self.options, self._engine
-        max_model_tokens = min(
-            options.max_model_tokens or engine.max_model_tokens, engine.max_model_tokens
-        )
-        policy = cache_policy(options)
-        coordinator = KVCacheCoordinator(
-            self._layout,
-            engine.region.num_blocks,
-            max_model_tokens=max_model_tokens,
-            max_step_tokens=STEPS_MAX * options.max_step_tokens,
-            steps_max=STEPS_MAX,
-            eagle_groups=engine.drafts.eagle_groups,
-            num_lookahead_tokens=engine.drafts.num_tokens,
-            policy=policy,
-            events_with_tokens=bool(options.kv_events_endpoint),
-        )
-        check_policy(policy, coordinator.managers)
-        limits = worker_limits(options, max_model_tokens, engine.layout.block_bytes)
-        hasher = BlockHasher(self._hash_key, self._layout.hash_block_tokens)
-        drawn = random.SystemRandom()
-
-        def random_delay_ms(passes: int) -> int:
-            longest = options.reserve_retry_max_ms * min(passes, 10)
-            return drawn.randint(options.reserve_retry_min_ms, longest)
-
-        return WorkerCore(
-            self.incarnation, self._layout, coordinator, hasher, limits, random_delay_ms, tiers
-        )
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:

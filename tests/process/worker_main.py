@@ -43,7 +43,8 @@ from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
 from disagg.workers.pool_region import PoolRegion
 from disagg.workers.transport import KVTransport
-from disagg.workers.worker import Worker, nixl_transport
+from disagg.workers.transport_choice import nixl_transport
+from disagg.workers.worker import Worker
 from tests.process.gates import Gate, GatedTransport, HeldEngine, say
 
 TAKER = "taken by a test"

@@ -21,7 +21,8 @@ from disagg.workers.pool_region import PoolRegion
 from disagg.workers.ranked_checksums import RankedChecksums, start_checksums
 from disagg.workers.tiers.contract import TierContract
 from disagg.workers.transport import KVTransport
-from disagg.workers.worker import Worker, nixl_transport
+from disagg.workers.transport_choice import nixl_transport
+from disagg.workers.worker import Worker
 from tests.unit.workers.engines.digest_engine import DigestEngine
 from tests.unit.workers.test_unequal_workers import Sessions, options_of, prompt_of
 
