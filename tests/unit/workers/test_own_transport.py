@@ -77,12 +77,13 @@ def test_however_much_is_doubted_it_looks_seldom() -> None:
     transport = CountedChecks()
     trace = RequestTrace(NoOpTracer())
     control = Control(new_core(), cast(Any, None), cast(Any, transport), pytest.fail, trace)
-    control._links = cast(Any, object())
+    performer = control._performer
+    performer.links = cast(Any, object())
     own = control._transport
     own.check()
     assert transport.num_checks == 0  # nothing is in doubt
     for _ in range(100):
-        control._perform([CheckTransport("told")])
+        performer.perform([CheckTransport("told")])
         own.check()
     assert transport.num_checks == 1
     for _ in range(100):  # as if a second went by each time
