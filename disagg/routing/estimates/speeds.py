@@ -45,11 +45,28 @@ class _Measured:
     faded_ms: int = 0
     """When there were new steps, or those before have faded for lack of them."""
 
-    def idle(self, now_ms: int) -> None:
-        """There were no new steps; those of which little is left stay as they are."""
-        if now_ms - self.faded_ms >= IDLE_HALF_LIFE_MS and self.fit.weight >= WEIGHT_MIN:
-            self.faded_ms = now_ms
-            self.fit.fade(0.5)
+    def fade(self, now_ms: int) -> None:
+        """Let steps count less that are long ago, by whole half-lives.
+
+        When their cost is asked: a worker without anything to do says nothing.
+        """
+        if num_halved := (now_ms - self.faded_ms) // IDLE_HALF_LIFE_MS:
+            self._idle(num_halved * IDLE_HALF_LIFE_MS)
+            self.faded_ms += num_halved * IDLE_HALF_LIFE_MS
+
+    def add(self, now_ms: int, new: StepTimes) -> None:
+        """There were new steps; those before count less by the time that these did not take.
+
+        Else a few prompts, each within ten seconds of the last one, would keep it slow for ever.
+        """
+        self._idle(now_ms - self.faded_ms - new.timed[0])
+        self.faded_ms = now_ms
+        self.fit.add(new.num_steps, new.products, new.timed)
+
+    def _idle(self, ms: float) -> None:
+        """Nothing was computed for so long; steps of which little is left stay as they are."""
+        if ms > 0 and self.fit.weight > WEIGHT_MIN:
+            self.fit.fade(max(0.5 ** (ms / IDLE_HALF_LIFE_MS), WEIGHT_MIN / self.fit.weight))
 
 
 class Speeds:
@@ -92,13 +109,11 @@ class Speeds:
         new = stats.step_times.since(known.last)
         known.last = stats.step_times
         if new is None:
-            known.idle(now_ms)
             return
-        known.faded_ms = now_ms
         fleet = self._fleet.get(revision)
         if fleet is None:
             fleet = self._fleet[revision] = FadingFit(NUM_FEATURES, FLEET_STEPS_HALF_LIFE)
-        known.fit.add(new.num_steps, new.products, new.timed)
+        known.add(now_ms, new)
         fleet.add(new.num_steps, new.products, _as_usual(fleet, new))
         products = new.products
         self._shares.computed(now_ms, worker.info, products[_TOKENS], products[_CONTEXT])
@@ -212,6 +227,7 @@ class Speeds:
         if known is None:
             found = fleet.coefficients()
         else:
+            known.fade(self._now_ms)
             found = known.fit.coefficients(fleet, BORROWED_STEPS)
         step, token, context, decode, decode_context = found
         if step is None or token is None or decode is None:
