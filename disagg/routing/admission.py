@@ -87,6 +87,7 @@ class Admission:
                 request_id=request.request_id,
             )
         request.check()
+        self._see_idle(now_ms)
         routed = RoutedRequest(now_ms, request, self._router_id)
         self._planner.check(routed)
         actions: list[RouterAction] = []
@@ -175,9 +176,14 @@ class Admission:
 
     def retry_after_s(self, now_ms: int) -> int:
         """Seconds until what waits now should have been started, at the pace of the last ends."""
+        self._see_idle(now_ms)
         return self._pace.retry_after_s(now_ms, len(self._waiting) + 1)
 
     # --- inside
+
+    def _see_idle(self, now_ms: int) -> None:
+        if not (self._waiting or len(self._live)):
+            self._pace.nothing_until(now_ms)
 
     def _admit_one(self, now_ms: int) -> list[RouterAction] | None:
         """Start or fail a waiting request, or find that it rather waits; None: nothing is left."""

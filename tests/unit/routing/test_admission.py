@@ -244,6 +244,30 @@ def test_the_advised_wait_is_what_the_queue_takes() -> None:
     assert caught.value.retry_after_s == 60
 
 
+def test_a_time_without_requests_is_no_slow_pace() -> None:
+    """The first ones in the morning would be told that each takes a part of the night."""
+    fleet = Fleet("both", requests_max=12, worker_silent_ms=10**9)
+
+    def serve(day: int, until: int) -> None:
+        for number in range(until):
+            fleet.ask(f"{day}-{number}")
+            fleet.now_ms += 100
+            fleet.finish(f"{day}-{number}")
+
+    serve(0, 64)
+    for day in (1, 2):
+        fleet.now_ms += 28_800_000
+        assert fleet.core.retry_after_s(fleet.now_ms) == 1
+        serve(day, 2)
+    fleet.now_ms += 28_800_000
+    fleet.ask(*(f"r{n}" for n in range(12)))
+    with pytest.raises(CapacityError) as caught:
+        fleet.ask("more")
+    assert caught.value.retry_after_s == 2  # 11 wait, each takes 0.1 s
+    fleet.now_ms += 3_600_000
+    assert fleet.core.retry_after_s(fleet.now_ms) == 60, "control: nothing ends any more"
+
+
 def test_a_waiting_request_can_be_cancelled_and_no_worker_hears_of_it() -> None:
     fleet = Fleet("both")
     fleet.ask("a", "b", "c")
