@@ -74,7 +74,7 @@ class Estimated:
         kept = [one for one, found in known if not demand.is_shed(found.ttft_ms)]
         best = min(kept or [one for one, _ in known], key=self._cost_ms)
         hold_ms = self._hold_ms(best.estimate, demand)
-        if hold_ms:
+        if hold_ms and kept:  # else it is refused, and what was weighed is shown
             return replace(best, hold_ms=hold_ms)
         shown = tuple(considered(one, chosen=one is best) for one in plans.values())
         return replace(best, considered=shown, reason=_reason(best, first))

@@ -197,6 +197,18 @@ def test_a_request_that_waits_longer_than_it_wants_is_shed() -> None:
     assert (failed.request_id, type(failed.error)) == ("r", SloError)
 
 
+@pytest.mark.parametrize("num_queued", [0, 9_000])
+def test_who_is_shed_is_shown_all_that_was_weighed(num_queued: int) -> None:
+    """Also where it would wait by choice, were there a plan in time."""
+    router = fleet(P, P2, D, D2)
+    for one in (P, P2, D, D2):
+        say(router, one, num_prefill_tokens_queued=num_queued, num_waiting=3)
+    served(router, slo=Slo(ttft_ms=20, sheds=True))
+    refused = router.record("r").refused
+    assert len(refused) > 2
+    assert [one.chosen for one in refused].count(True) == 1
+
+
 ALONE = worker("alone", "both", num_blocks=1000)
 PATIENT = Slo(ttft_ms=4_000)
 
