@@ -24,7 +24,7 @@ from disagg.simulation.figures import Slos
 from disagg.simulation.fleet_plan import FleetPlan, RouterPlan
 from disagg.simulation.mixes import MIXES, Lengths, check_mix, make_trace
 from disagg.simulation.prompts import TraceRequest, at_rate, own_rate
-from disagg.simulation.trace_file import check_rate, read_trace
+from disagg.simulation.trace_file import check_rate, lines_of, read_trace
 from disagg.workers.cache_policy import cache_policy
 from disagg.workers.limits import worker_limits
 from disagg.workers.options import WorkerOptions
@@ -33,6 +33,8 @@ WORKERS_MAX = 4096
 BLOCKS_MAX = 1 << 27
 """Of all pools together: each takes some 120 bytes here, and a kernel that has no more memory ends
 the process without a word."""
+CURVES_MAX = 1 << 26
+"""Characters of their file; a checkpoint that is given by mistake would fill the memory."""
 POLICIES_COMPARED = "estimated,prefix_then_load,local"
 SLOS = Slos(2_000, 100.0)
 """Where neither a flag nor a setting says others."""
@@ -167,7 +169,11 @@ def read_curves(path: Path) -> Curves:
         ConfigError: the file is missing, or is none; names the field.
     """
     try:
-        content = json.loads(path.read_text("utf-8"))
+        with path.open(encoding="utf-8") as file:
+            text = file.read(CURVES_MAX + 1)
+        if len(text) > CURVES_MAX:
+            raise ConfigError(f"{path}: more than {CURVES_MAX:,} characters", param="curves")
+        content = json.loads(text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", param="curves") from None
     except (ValueError, RecursionError) as error:
@@ -246,8 +252,8 @@ def _policies(text: str, given: Effective) -> list[str]:
 
 def _read_trace(path: Path) -> list[TraceRequest]:
     try:
-        with path.open(encoding="utf-8-sig") as lines:
-            return read_trace(lines, str(path))
+        with path.open(encoding="utf-8-sig") as file:
+            return read_trace(lines_of(file), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", param="trace") from None
     except UnicodeDecodeError:

@@ -1,8 +1,9 @@
 """Traces as Mooncake publishes them: a JSON object per line."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TextIO
 
 from disagg.errors import ConfigError
 from disagg.simulation.prompts import TRACE_BLOCK, TraceRequest
@@ -11,6 +12,14 @@ REQUESTS_MAX = 5_000_000
 TOKENS_MAX = 1 << 24
 """Of a prompt or an answer: more is a mistake in the file."""
 MS_MAX = 366 * 24 * 3_600_000
+LINE_MAX = 1 << 24
+"""Characters: many times what the longest prompt takes. What has no lines at all would fill the
+memory before it is seen to be no trace."""
+
+
+def lines_of(file: TextIO) -> Iterator[str]:
+    """The lines of a file, of a longer one as much as `read_trace` needs to refuse it."""
+    return iter(partial(file.readline, LINE_MAX + 1), "")
 
 
 def read_trace(lines: Iterable[str], name: str = "trace") -> list[TraceRequest]:
@@ -29,6 +38,8 @@ def read_trace(lines: Iterable[str], name: str = "trace") -> list[TraceRequest]:
         if not line.strip():
             continue
         where = f"{name}, line {number}"
+        if len(line) > LINE_MAX:
+            raise ConfigError(f"{where}: more than {LINE_MAX:,} characters", param="trace")
         if len(found) >= REQUESTS_MAX:
             raise ConfigError(f"{where}: more than {REQUESTS_MAX:,} requests", param="trace")
         try:

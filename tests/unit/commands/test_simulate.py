@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from disagg.commands.simulate import _Load
+from disagg.commands.simulate import _Load, read_curves
 from disagg.commands.simulation_view import plot
 from disagg.errors import ConfigError
 from disagg.simulation.curves_file import curves_to_json
@@ -217,6 +217,11 @@ def test_curves_that_are_none(tmp_path: Path) -> None:
     run = simulate("--curves", str(tmp_path / "c.json"), "--mix", "short-chat", "--rate", "1")
     assert run.returncode == 2
     assert "c.json: model: a JSON object is wanted" in run.stderr
+
+
+def test_curves_of_any_size_are_read_in_part() -> None:
+    with pytest.raises(ConfigError, match="more than 67,108,864 characters"):
+        read_curves(Path("/dev/zero"))
 
 
 def test_several_processes_say_the_same(measured: str) -> None:

@@ -1,5 +1,6 @@
 """Traces: read, made, stretched; what is equal in them is equal in tokens."""
 
+import io
 import json
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from disagg.errors import ConfigError
 from disagg.simulation.mixes import MIXES, Lengths, check_mix, make_trace
 from disagg.simulation.prompts import TRACE_BLOCK, Prompts, TraceRequest, at_rate, own_rate
-from disagg.simulation.trace_file import check_rate, read_trace, write_trace
+from disagg.simulation.trace_file import LINE_MAX, check_rate, lines_of, read_trace, write_trace
 
 GOOD = {"timestamp": 7, "input_length": 600, "output_length": 3, "hash_ids": [4, 9]}
 LENGTHS = Lengths(8_192, 0.2)
@@ -73,6 +74,17 @@ def test_a_time_of_day_is_none_of_a_trace() -> None:
 def test_a_line_that_is_no_object(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=f"line 1: {why}"):
         read_trace([text])
+
+
+def test_what_has_no_lines_is_refused_before_it_is_read_whole() -> None:
+    class Endless(io.TextIOBase):
+        def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+            assert 0 < size <= LINE_MAX + 1
+            return "0" * size
+
+    with pytest.raises(ConfigError, match="line 1: more than 16,777,216 characters"):
+        read_trace(lines_of(Endless()))  # type: ignore[arg-type]
+    assert len(read_trace(lines_of(io.StringIO(line() + "\n\n" + line())))) == 2
 
 
 def test_an_empty_trace() -> None:
