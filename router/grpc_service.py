@@ -2,19 +2,26 @@
 
 import asyncio
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+import logging
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 
 from disagg.errors import DisaggError, ProtocolError, RemoteFault, RequestError
 from disagg.kv.hashing import tenant_salt
 from disagg.messages.router import CacheMatch
+from disagg.messages.sampling import STOP_TOKENS_MAX
 from disagg.router.callers import SERVE, Caller, presented_key
-from disagg.router.client_stream import SlowReaderError
+from disagg.router.client_stream import SLOW_READER, ClientStream, SlowReaderError
 from disagg.router.client_text import usable_as_request_id
 from disagg.router.dispatch import Dispatcher
-from disagg.router.generation_request import GenerationRequest, check_cache_salt
+from disagg.router.generation_request import (
+    LOGIT_BIAS_TOKENS_MAX,
+    GenerationRequest,
+    check_cache_salt,
+)
 from disagg.router.keys import KeyRing
 from disagg.router.metrics import Metrics
 from disagg.router.observed_call import ObservedCall
@@ -33,15 +40,19 @@ from disagg.wire.sampling_codec import top_to_wire
 from disagg.wire.v1 import registration_pb2, router_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterServicer
 
+logger = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 else:
     Context = grpc.aio.ServicerContext  # not subscriptable at run time
+_T = TypeVar("_T")
 NAME = "disagg.wire.v1.Router/Generate"
 """Of the span of a call, as OpenTelemetry names calls."""
 GENERATE = f"/{NAME}"
 FIELD_KEY = "disagg-field"
 CODE_KEY = "disagg-code"
+KEY_HEADERS = ("authorization", "x-api-key")
 RETRY_AFTER_KEY = "retry-after"
 """Seconds, as HTTP's header."""
 TOKENS_MAX = 1 << 24
@@ -151,7 +162,10 @@ class GrpcService(RouterServicer):
                 param="request_id",
             )
         new = await self._preparation.prepare(
-            _generation_request(request), request.request_id, caller, received_ms
+            _generation_request(request, self._tokens_max(0)),
+            request.request_id,
+            caller,
+            received_ms,
         )
         stream = self._dispatcher.generate(new, call)
         reader, finish = TextReader(new, self._tokenizer), ""
@@ -174,24 +188,32 @@ class GrpcService(RouterServicer):
                 if piece.finish_reason:
                     record = self._dispatcher.core.record(stream.request_id)
                     response.num_cached_tokens = record.cached_tokens if record else 0
-                await self._write(context, response)
+                await self._write(context, response, stream)
         finally:
             stream.cancel("client left")
 
-    async def _write(self, context: Context, response: router_pb2.GenerateResponse) -> None:
+    async def _write(
+        self, context: Context, response: router_pb2.GenerateResponse, stream: ClientStream
+    ) -> None:
         """Send one message; flow control lets it wait for a client that does not read.
 
-        Raises:
-            SlowReaderError: for too long.
+        After too long its stream is given up, but not the wait: gRPC has sent no status, nor ends
+        the call, while a message is on its way. So the client is told when it reads, or leaves.
         """
-        timeout_ms = self._options.send_timeout_ms
+        timeout_s = self._options.send_timeout_ms / 1000
+        loop = asyncio.get_running_loop()
+        unread = loop.call_later(timeout_s, self._give_up, context.peer(), stream)
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await context.write(response)
-        except TimeoutError:
-            raise SlowReaderError(
-                f"nothing was read for {timeout_ms} ms (limits.send_timeout_ms)"
-            ) from None
+            await context.write(response)
+        finally:
+            unread.cancel()
+
+    def _give_up(self, client: str, stream: ClientStream) -> None:
+        logger.warning("%s does not read its answer: it is given up", client)
+        timeout_ms = self._options.send_timeout_ms
+        fault = f"nothing was read for {timeout_ms} ms (limits.send_timeout_ms)"
+        stream.give_up(SlowReaderError(fault, request_id=stream.request_id))
+        stream.cancel(SLOW_READER)  # no drain waits for it
 
     async def Match(
         self, request: router_pb2.MatchRequest, context: Context
@@ -203,15 +225,15 @@ class GrpcService(RouterServicer):
         try:
             caller = self._caller(context)
             self._preparation.check_model(request.model)
-            prompt, field = _prompt(request)
+            # Without a worker only the prompt's size in bytes bounds it.
+            limit = self._tokens_max(TOKENS_MAX)
+            prompt, field = _prompt(request, limit)
             check_cache_salt(request.cache_salt)
             core = self._dispatcher.core
             revisions = core.serving
             if not revisions and not self._followed:
                 raise RemoteFault("no worker is ready", retry_after_s=1)
             salt = tenant_salt(caller.tenant, request.cache_salt)
-            # Without a worker only the prompt's size in bytes bounds it.
-            limit = max(map(core.max_model_tokens_of, revisions), default=TOKENS_MAX)
             token_ids, hashes = await self._preparation.prompts.tokens(
                 prompt, field, limit, salt, caller.tenant, revisions=revisions
             )
@@ -239,12 +261,25 @@ class GrpcService(RouterServicer):
         chain = await self._preparation.prompts.in_thread(tenant, len(token_ids), work)
         return self._followed.match(len(token_ids), chain, tenant)
 
+    def _tokens_max(self, default: int) -> int:
+        """Tokens of the longest prompt that any worker takes; ``default`` without one."""
+        core = self._dispatcher.core
+        return max(map(core.max_model_tokens_of, core.serving), default=default)
+
     def _caller(self, context: Context) -> Caller:
         return caller_of(context.invocation_metadata(), self._keys)
 
 
 def caller_of(metadata: Any, keys: KeyRing) -> Caller:
-    """Who calls, by the metadata that are HTTP's headers; AccessError where he may not."""
+    """Who calls, by the metadata that are HTTP's headers.
+
+    Raises:
+        AccessError: he may not.
+        RequestError: there are two keys of one kind; who looks at keys on the way may take either.
+    """
+    names = [name for name, _ in metadata or ()]
+    if any(names.count(name) > 1 for name in KEY_HEADERS):
+        raise RequestError("one key", param="authorization")
     caller = keys.caller(presented_key(_headers(metadata)))
     caller.check(frozenset((SERVE,)))
     return caller
@@ -255,20 +290,28 @@ def _headers(metadata: Any) -> dict[bytes, bytes]:
     return {name.encode(): str(value).encode() for name, value in dict(metadata or ()).items()}
 
 
+def _some(values: Iterable[_T], num_max: int) -> tuple[_T, ...]:
+    """Values of a message, of which ``num_max`` are taken; one more, if there is, to be refused.
+
+    It may have tens of millions, and all streams stand still while they are made Python's.
+    """
+    return tuple(islice(values, num_max + 1))
+
+
 def _prompt(
-    request: router_pb2.GenerateRequest | router_pb2.MatchRequest,
+    request: router_pb2.GenerateRequest | router_pb2.MatchRequest, tokens_max: int
 ) -> tuple[str | tuple[int, ...], str]:
     if request.prompt and request.token_ids:
         raise RequestError("set either prompt or token_ids", param="token_ids")
     if request.token_ids:
-        return tuple(request.token_ids), "token_ids"
+        return _some(request.token_ids, tokens_max), "token_ids"
     if not request.prompt:
         raise RequestError("must not be empty", param="prompt")
     return request.prompt, "prompt"
 
 
-def _generation_request(request: router_pb2.GenerateRequest) -> GenerationRequest:
-    prompt, field = _prompt(request)
+def _generation_request(request: router_pb2.GenerateRequest, tokens_max: int) -> GenerationRequest:
+    prompt, field = _prompt(request, tokens_max)
     build = functools.partial(
         GenerationRequest,
         model=request.model,
@@ -298,7 +341,7 @@ def _generation_request(request: router_pb2.GenerateRequest) -> GenerationReques
         repetition_penalty=(
             sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None
         ),
-        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        logit_bias=tuple(sorted(_some(sampling.logit_bias.items(), LOGIT_BIAS_TOKENS_MAX))),
         seed=sampling.seed,
         num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
         num_prompt_logprobs=(
@@ -306,7 +349,7 @@ def _generation_request(request: router_pb2.GenerateRequest) -> GenerationReques
         ),
         prompt_logprobs_field="sampling.num_prompt_logprobs",
         min_tokens=sampling.min_tokens,
-        stop_token_ids=tuple(sampling.stop_token_ids),
+        stop_token_ids=_some(sampling.stop_token_ids, STOP_TOKENS_MAX),
         grammar=sampling.grammar,
         grammar_field="sampling.grammar",
     )

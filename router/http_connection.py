@@ -160,7 +160,8 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
         def on_header(self, name: bytes, value: bytes) -> None:
             # Trailers are none of them. One too many is enough to see that there are too many.
             if self._is_in_head and len(self.headers) <= options.headers_max:
-                name = name.lower()
+                # Blanks behind a value are none of it; the parser takes those before it alone.
+                name, value = name.lower(), value.rstrip(b" \t")
                 self.headers.append((name, value))
                 if name == b"expect":
                     self.expect_100_continue = value.lower() == b"100-continue"
@@ -210,8 +211,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             self.scope[CONNECTION] = cycle  # type: ignore[literal-required]
             if self._served is None:
                 self._start_asgi_task(cycle, self.app)
-            else:
-                self.flow.pause_reading()
+            else:  # read on: while nothing is read nobody notices that the client has left
                 self.pipeline.appendleft((cycle, self.app))
 
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -227,7 +227,8 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             if cycle.response_complete:
                 return
             cycle.body += body
-            if len(cycle.body) > HIGH_WATER_LIMIT:
+            waiting = sum(len(one.body) for one, _ in self.pipeline)
+            if max(len(cycle.body), waiting) > HIGH_WATER_LIMIT:
                 self.flow.pause_reading()
             cycle.message_event.set()
 

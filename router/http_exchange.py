@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Protocol
 
@@ -90,25 +91,34 @@ class Connection(Protocol):
 
 
 class BodyBudget:
-    """Bytes of request bodies held in memory, over all connections."""
+    """Bytes of request bodies that are on their way, over all connections.
+
+    A tenant may have `SHARE` times what it leaves to others: whoever comes finds some room, however
+    much is sent, and however slowly, by one that has taken all it can get.
+    """
+
+    SHARE = 3
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._used = 0
+        self._used: Counter[str] = Counter()
 
-    def take(self, size: int) -> None:
+    def take(self, tenant: str, size: int) -> None:
         """Account for bytes about to be kept.
 
         Raises:
             CapacityError: there is no room; nothing was taken.
         """
-        if self._used + size > self._bytes_max:
+        left = self._bytes_max - self._used.total() - size
+        if self._used[tenant] + size > self.SHARE * left:
             raise CapacityError("too many large requests are being received")
-        self._used += size
+        self._used[tenant] += size
 
-    def give_back(self, size: int) -> None:
+    def give_back(self, tenant: str, size: int) -> None:
         """Release the bytes of a body, which is no longer kept."""
-        self._used -= size
+        self._used[tenant] -= size
+        if not self._used[tenant]:
+            del self._used[tenant]
 
 
 class Exchange:
@@ -160,7 +170,7 @@ class Exchange:
 
         Raises:
             BodyTooLargeError: it is larger than the limit; at most that much was kept.
-            CapacityError: all bodies together leave no room for it.
+            CapacityError: all bodies on their way together leave no room for it.
             LateBodyError: it did not go on, or came too slowly.
             CancelledError: the client left before it was complete.
         """
@@ -171,10 +181,8 @@ class Exchange:
         if (whole := self._connection.whole_body()) is not None:  # as that of most requests
             if len(whole) > bytes_max:
                 raise _too_large(bytes_max)
-            budget.take(len(whole))
-            budget.give_back(len(whole))
             return whole
-        body = bytearray()
+        body, tenant = bytearray(), self.caller.tenant
         timeout_s, rate = options.receive_timeout_ms / 1000, options.receive_bytes_per_s_min
         patience = Patience(time.monotonic(), timeout_s, rate)
         try:
@@ -187,7 +195,7 @@ class Exchange:
                 patience.moved(time.monotonic(), len(chunk))
                 if len(body) + len(chunk) > bytes_max:
                     raise _too_large(bytes_max)
-                budget.take(len(chunk))
+                budget.take(tenant, len(chunk))
                 body += chunk
                 if not message.get("more_body", False):
                     return bytes(body)
@@ -197,7 +205,7 @@ class Exchange:
                 "bytes/s (limits.receive_timeout_ms, limits.receive_bytes_per_s_min)"
             ) from None
         finally:
-            budget.give_back(len(body))
+            budget.give_back(tenant, len(body))
 
     @property
     def has_left(self) -> bool:

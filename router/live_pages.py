@@ -91,6 +91,10 @@ class LivePages:
         """
         if exchange.query:
             raise RequestError("no parameters are known here", param="query")
+        kind, extra = b"text/event-stream", [(b"cache-control", b"no-store")]
+        if exchange.method == "HEAD":  # it would end with the observer, and hold what comes next
+            await exchange.start(200, kind, extra, more=False)
+            return
         if self._num_observers >= self._observers_max:
             bound = self._observers_max
             raise CapacityError(f"{bound} follow the events already (limits.observers_max)")
@@ -99,7 +103,7 @@ class LivePages:
         exchange.on_left(left.set)
         ends = [asyncio.create_task(end.wait()) for end in (left, self._closed)]
         try:
-            await exchange.start(200, b"text/event-stream", [(b"cache-control", b"no-store")])
+            await exchange.start(200, kind, extra)
             while not any(end.done() for end in ends) and self._may_look(exchange):
                 event = b"event: status\ndata: " + to_json(await self._body(exchange)) + b"\n\n"
                 await exchange.write(event)

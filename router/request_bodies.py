@@ -10,7 +10,7 @@ from disagg.router.http_exchange import BodyBudget, Exchange
 from disagg.router.options import RouterOptions
 
 LARGEST_BODIES_MAX = 8
-"""So many bodies of the largest size may be on their way at once."""
+"""So many bodies of the largest size are room for those on their way; see `BodyBudget`."""
 INLINE_BODY_BYTES_MAX = 64 << 10
 """Larger bodies are parsed in a thread."""
 

@@ -60,10 +60,11 @@ class TokenPages:
         """POST /detokenize: the text of ids, special tokens by name."""
         request = await self._bodies.read(exchange, parse_detokenize)
         self._check_model(request.model)
+        limit = self._dispatcher.core.max_model_tokens or ANY_TOKENS
+        size = self._prompts.check_size(tuple(request.tokens), "tokens", limit)
         self._prompts.check_ids(request.tokens, "tokens")
         work = partial(self._tokenizer.decode_all, request.tokens)
-        tenant, size = exchange.caller.tenant, len(request.tokens)
-        text = await self._prompts.in_thread(tenant, size, work)
+        text = await self._prompts.in_thread(exchange.caller.tenant, size, work)
         await exchange.json({"prompt": text})
 
     def _encode(self, request: TokenizeRequest) -> tuple[int, ...]:

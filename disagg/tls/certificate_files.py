@@ -1,6 +1,7 @@
 """The three files of a certificate: read, checked, and read again when they change."""
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ CERTIFICATE_FILE = "tls.crt"
 KEY_FILE = "tls.key"
 """Named as in Kubernetes' secrets of type tls and those of cert-manager, which then fit as they
 are."""
+FILES = (CA_FILE, CERTIFICATE_FILE, KEY_FILE)
 NODE_NAME = "node.disagg.internal"
 """In the certificates of routers and workers; who connects asks for it, at any address."""
 CLIENT_NAME = "client.disagg.internal"
@@ -54,9 +56,9 @@ def read_certificate(directory: Path, names: Sequence[str], now: datetime) -> Ce
         ConfigError: a file is missing, unreadable, open to everybody, expired, or does not fit
             the others; the message names it and says what to do.
     """
-    ca, chain, key = (_read(directory / name) for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE))
+    (ca, _), (chain, _), (key, key_mode) = map(_read, (directory / name for name in FILES))
     key_path, path = directory / KEY_FILE, directory / CERTIFICATE_FILE
-    if key_path.stat().st_mode & 0o007:
+    if key_mode & 0o007:
         raise _fault(key_path, "every user of this machine can read it", f"chmod 600 {key_path}")
     try:
         private = serialization.load_pem_private_key(key, password=None)
@@ -139,7 +141,7 @@ class CertificateFiles:
     def _state(self) -> object:
         """Differs when a file was replaced, also by a link to another directory."""
         found: list[object] = []
-        for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE):
+        for name in FILES:
             try:
                 status = (self.directory / name).stat()
             except OSError as error:
@@ -158,9 +160,11 @@ class CertificateFiles:
         return found
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> tuple[bytes, int]:
+    """A file's contents and mode, of one moment: it may be replaced at any."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(), os.fstat(file.fileno()).st_mode
     except FileNotFoundError as error:
         raise _fault(path, "does not exist on this host") from error
     except OSError as error:

@@ -41,12 +41,18 @@ def looked_at(handler: Any, look: Look, read: Read | None = None) -> Any:
                     yield response
             except ProtocolError as error:
                 await _refuse(error, context)
+            except grpc.aio.AbortError as error:
+                del request, context
+                raise _bare(error) from None
 
         async def write_many(request: Any, context: Context) -> None:
             try:
                 await streaming(await look(request, context), context)
             except ProtocolError as error:
                 await _refuse(error, context)
+            except grpc.aio.AbortError as error:
+                del request, context
+                raise _bare(error) from None
 
         answer_many = write_many if iscoroutinefunction(streaming) else yield_many
         if handler.request_streaming:
@@ -59,6 +65,9 @@ def looked_at(handler: Any, look: Look, read: Read | None = None) -> Any:
             return await single(await look(request, context), context)
         except ProtocolError as error:
             await _refuse(error, context)
+        except grpc.aio.AbortError as error:
+            del request, context
+            raise _bare(error) from None
 
     if handler.request_streaming:
         return grpc.stream_unary_rpc_method_handler(answer_once, *codecs)
@@ -67,3 +76,13 @@ def looked_at(handler: Any, look: Look, read: Read | None = None) -> Any:
 
 async def _refuse(error: ProtocolError, context: Context) -> None:
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+
+
+def _bare(error: grpc.aio.AbortError) -> grpc.aio.AbortError:
+    """The end of a call without what it came through.
+
+    gRPC keeps it at the call, which the frames on its way refer to: so the request, megabytes of
+    it, would be freed by the garbage collector alone.
+    """
+    error.__context__ = None
+    return error.with_traceback(None)

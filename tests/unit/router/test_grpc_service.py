@@ -10,6 +10,7 @@ import pytest
 from disagg.messages import kv_events
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVSnapshot
+from disagg.router.request_preparation import Preparation
 from disagg.testing.scripted_worker import HASHER
 from disagg.wire.registration_codec import worker_info_to_wire
 from disagg.wire.v1 import registration_pb2, router_pb2, sampling_pb2
@@ -221,3 +222,41 @@ async def wait_match(stub, house, tokens, expected):
     while (found := await match(stub, tokens)) != expected:
         assert asyncio.get_running_loop().time() < end, f"not {expected} but {found}"
         await asyncio.sleep(0.005)
+
+
+async def test_of_a_field_with_too_much_no_more_is_read_than_shows_it(house, stub, monkeypatch):
+    asked: list[Any] = []
+    prepare = Preparation.prepare
+
+    async def spy(self, request, *more):
+        asked.append(request)
+        return await prepare(self, request, *more)
+
+    monkeypatch.setattr(Preparation, "prepare", spy)
+    many = 100_000
+    for field, sampling in (
+        ("token_ids", {}),
+        ("stop_token_ids", {"stop_token_ids": [1] * many}),
+        ("logit_bias", {"logit_bias": dict.fromkeys(range(many), 1.0)}),
+    ):
+        request = router_pb2.GenerateRequest(
+            model="tiny",
+            token_ids=[5] * (many if field == "token_ids" else 2),
+            sampling=sampling_pb2.SamplingParams(**sampling),
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            [_ async for _ in stub.Generate(request)]
+        assert (refused.value.details() or "").startswith(f"{field}: ")
+        one = asked.pop()
+        given = one.prompt if field == "token_ids" else getattr(one, field)
+        assert 100 < len(given) < 3000
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+async def test_of_two_keys_none_counts(stub, name):
+    request = router_pb2.GenerateRequest(model="tiny", token_ids=[5, 6])
+    metadata = ((name, "Bearer one"), (name, "Bearer two"))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        [_ async for _ in stub.Generate(request, metadata=metadata)]
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert [_ async for _ in stub.Generate(request, metadata=metadata[:1])]

@@ -325,16 +325,3 @@ async def test_a_live_request_id_is_refused_to_another_and_a_finished_one_is_fre
     assert answer.json()["id"] == "cmpl-my-id.1"
     again = await house.http.post("/v1/completions", json=COMPLETION, headers=headers)
     assert again.status_code == 200
-
-
-async def test_bodies_of_all_connections_together_are_bounded(house, monkeypatch):
-    bodies = house.app._http_server.config.app._generation._bodies._budget
-    monkeypatch.setattr(bodies, "_bytes_max", 1000)
-    body = COMPLETION | {"prompt": [5] * 500}
-    check_error(
-        await house.http.post("/v1/completions", json=body), 429, None, "rate_limit_exceeded"
-    )
-    for _ in range(20):  # what was taken is given back
-        response = await house.http.post("/v1/completions", json=COMPLETION)
-        assert response.status_code == 200
-    assert bodies._used == 0

@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from disagg.router import http_connection
-from tests.unit.router.test_connections import connect, until_closed
+from tests.unit.router.test_connections import connect, one_answer, until_closed
 from tests.unit.router.test_hostile_heads import (
     BODY,
     CHUNKED,
@@ -219,6 +220,56 @@ async def test_who_leaves_while_others_wait_behind_ends_its_request(open_house):
     writer.transport.abort()
     await worker.until(lambda: worker.cancels, "the cancel")
     assert len(worker.submits) == 1
+
+
+@pytest.mark.parametrize("behind", [GOOD, WHOLE])
+async def test_who_leaves_after_another_request_ends_the_one_before(open_house, behind):
+    house = await open_house()
+    worker = await house.add(gate=asyncio.Semaphore(0))
+    _, writer = await connect(house)
+    writer.write(WHOLE)
+    await worker.until(lambda: worker.submits, "the submit")
+    writer.write(behind)
+    connection = await only_connection(house)
+    await house.until(lambda: connection.pipeline, "the next one to wait")
+    writer.transport.abort()
+    await worker.until(lambda: worker.cancels, "the cancel")
+    assert len(worker.submits) == 1
+
+
+async def test_bodies_that_wait_are_bounded_together(open_house):
+    gate = asyncio.Semaphore(0)
+    house = await open_house()
+    worker = await house.add(gate=gate)
+    reader, writer = await connect(house)
+    writer.write(WHOLE)
+    await worker.until(lambda: worker.submits, "the submit")
+    size = 10 * (HIGH_WATER_LIMIT // 4)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
+    body = b"content-length: %d\r\n\r\n" % (size // 10) + b" " * (size // 10)
+    writer.write((head + body) * 10)
+    connection = await only_connection(house)
+    await house.until(lambda: connection.flow.read_paused, "it to read no more")
+    assert len(connection.pipeline) < 10
+    for _ in range(3):
+        gate.release()
+    for _ in range(11):  # and all are answered
+        await one_answer(reader)
+    writer.close()
+
+
+@pytest.mark.parametrize("blanks", [b" ", b"\t ", b"  "])
+async def test_blanks_behind_a_value_are_none_of_it(house, blanks):
+    said = await answers_to(house, spaced(blanks) + LAST)
+    assert STATUS.findall(said) == [b"200"] * 2
+
+
+def spaced(blanks: bytes) -> bytes:
+    """`WHOLE` with blanks behind each of its headers."""
+    head, _, body = WHOLE.partition(b"\r\n\r\n")
+    line, _, fields = head.partition(b"\r\n")
+    fields = b"\r\n".join(field + blanks for field in fields.split(b"\r\n"))
+    return line + b"\r\n" + fields + b"\r\n\r\n" + body
 
 
 async def only_connection(house):

@@ -1,6 +1,7 @@
 """What one client may take of the router: each bound, the error that names it, and its control."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
+from disagg.errors import CapacityError
 from disagg.router.callers import ANYBODY
+from disagg.router.http_exchange import BodyBudget
 from disagg.wire.v1 import router_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from tests.unit.router.scripted_worker import BOUND_S
@@ -104,6 +107,37 @@ async def test_a_body_that_drips_is_cut_off_and_one_that_keeps_the_rate_is_not(o
     lenient = await open_house(**(limits | {"receive_bytes_per_s_min": 0}))  # control
     await lenient.add()
     assert (await send_slowly(lenient, 0.01, 40)).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_tenant_leaves_room_for_the_bodies_of_others():
+    budget = BodyBudget(1000)
+    with contextlib.suppress(CapacityError):
+        while True:
+            budget.take("one", 1)
+    for tenant in ("two", "three"):
+        for _ in range(12):
+            budget.take(tenant, 1)
+    with pytest.raises(CapacityError):  # control: it is bounded
+        budget.take("four", 1000)
+    assert 0 < budget._used["one"] <= 750
+    budget.give_back("one", budget._used["one"])
+    budget.take("two", 500)
+
+
+async def test_bodies_of_all_connections_together_are_bounded(house, monkeypatch):
+    budget = house.app._http_server.config.app._generation._bodies._budget
+    monkeypatch.setattr(budget, "_bytes_max", 1000)
+    body = json.dumps(COMPLETION).encode()
+    held, large = await connect(house), await connect(house)
+    held[1].write(POST + b"content-length: 2000\r\n\r\n" + body)
+    await house.until(lambda: budget._used.total(), "its bytes to be taken")
+    large[1].write(POST + b"content-length: 2000\r\n\r\n" + body.ljust(900))
+    assert (await large[0].readuntil(b"}}")).startswith(b"HTTP/1.1 429 ")
+    whole = await house.http.post("/v1/completions", json=COMPLETION | {"prompt": [5] * 500})
+    assert whole.status_code != 429  # what has come whole takes no room
+    for _, writer in (held, large):
+        writer.close()
+    await house.until(lambda: not budget._used, "what was taken to be given back")
 
 
 # --- slow readers

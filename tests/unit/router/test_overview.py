@@ -246,3 +246,12 @@ async def test_the_page_is_served_without_a_key_and_may_load_nothing_from_elsewh
     assert " style=" not in page
     assert "<script>" not in page
     assert (await house.admin.get("/live/../admin.py")).status_code == 401
+
+
+async def test_the_head_of_the_events_has_an_end(open_house):
+    house = await open_house(observers_max=1)
+    for _ in range(3):  # on one connection, and nobody follows them
+        async with asyncio.timeout(BOUND_S):
+            response = await house.admin.head(EVENTS)
+        assert response.status_code == 200
+        assert response.headers["content-type"] == "text/event-stream"

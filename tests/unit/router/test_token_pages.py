@@ -40,3 +40,12 @@ async def test_tokenize_and_detokenize(serve, chat_tokenizer):
     check_error(answer, 400, "prompt", "context_length_exceeded")
     answer = await house.http.post("/tokenize", json={"model": "other", "prompt": "a"})
     assert answer.status_code == 404
+
+
+async def test_more_ids_than_any_sequence_can_have_are_not_read(house):
+    most = house.app.dispatcher.core.max_model_tokens
+    for num, status in ((most, 200), (most + 1, 400)):
+        answer = await house.http.post("/detokenize", json={"tokens": [5] * num})
+        assert answer.status_code == status
+    assert answer.json()["error"]["param"] == "tokens"
+    assert answer.json()["error"]["code"] == "context_length_exceeded"

@@ -153,6 +153,26 @@ def test_a_file_that_is_written_in_parts_is_read_whole(tmp_path: Path) -> None:
     assert files.current().chain == both
 
 
+def test_a_key_that_is_taken_away_while_it_is_read_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = create(tmp_path, DAYS)
+    files = CertificateFiles(folder)
+    before = files.current()
+    real = Path.open
+
+    def opened(path: Path, mode: str = "r") -> object:
+        file = real(path, mode)
+        path.unlink()
+        return file
+
+    os.utime(folder / KEY_FILE, (1, 1))  # to be read anew
+    monkeypatch.setattr(Path, "open", opened)
+    assert files.current() == before
+    monkeypatch.undo()
+    assert files.current() == before  # the files are gone, which is told in the log
+
+
 def test_a_link_to_another_folder_is_a_replacement(tmp_path: Path) -> None:
     """As Kubernetes replaces a secret's files."""
     folders = [create(tmp_path / name) for name in ("old", "new")]
