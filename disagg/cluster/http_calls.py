@@ -10,6 +10,8 @@ from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request
 
+from disagg.errors import ConfigError
+
 
 class _NoRedirects(HTTPRedirectHandler):
     """Else urllib would send the key wherever an answer says."""
@@ -23,6 +25,28 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 _opener = urllib.request.build_opener(ProxyHandler({}), _NoRedirects)
+
+
+def key_header(key: str, param: str) -> dict[str, str]:
+    """The header that shows an API key, without the end of a line behind it; none where it is "".
+
+    Args:
+        key: as a variable or a file has it.
+        param: where it is from.
+
+    Raises:
+        ConfigError: no header can have it. Its text is not said: the library's own error would,
+            and ends in logs.
+    """
+    key = key.strip()
+    try:
+        key.encode("latin-1")
+        is_sound = key.isprintable()
+    except UnicodeEncodeError:
+        is_sound = False
+    if not is_sound:
+        raise ConfigError(f"{param}: has characters that no API key has", param=param)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def open_call(request: Request, timeout_s: float) -> Any:

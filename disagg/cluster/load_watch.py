@@ -12,7 +12,7 @@ from pathlib import Path
 
 from disagg.cluster.autoscaling import AutoscaleOptions, Autoscaling, Wait
 from disagg.cluster.counts import Counts
-from disagg.cluster.http_calls import call
+from disagg.cluster.http_calls import call, key_header
 from disagg.config import Settings, reachable_host
 from disagg.errors import ConfigError
 
@@ -22,6 +22,7 @@ _STALE_S = 10.0
 """What a router said longer ago says nothing."""
 _ANSWER_BYTES_MAX = 8 << 20
 _PATH = "/v1/disagg/queues"
+KEY_FILE = "autoscale.api_key_file"
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class LoadWatch:
     def __init__(self, options: AutoscaleOptions, router_urls: list[str], api_key: str) -> None:
         self._scaling = Autoscaling(options)
         self._router_urls = router_urls
-        self._api_key = api_key
+        self._headers = key_header(api_key, KEY_FILE)
         self._heard: dict[str, tuple[float, dict[str, list[Wait]]]] = {}
         self._faults: dict[str, str] = {}
         threading.Thread(target=self._run, name="load watch", daemon=True).start()
@@ -85,8 +86,7 @@ class LoadWatch:
             time.sleep(_POLL_S)
 
     def _ask(self, url: str) -> dict[str, list[Wait]]:
-        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
-        asked = urllib.request.Request(url.rstrip("/") + _PATH, headers=headers)
+        asked = urllib.request.Request(url.rstrip("/") + _PATH, headers=self._headers)
         told = json.loads(call(asked, _TIMEOUT_S, _ANSWER_BYTES_MAX))
         now_ms = _now_ms()
         found: dict[str, list[Wait]] = {}
@@ -121,16 +121,16 @@ def read_key(path: str) -> str:
     """The key of ``autoscale.api_key_file``; "" where none is set.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file cannot be read, or has something else.
     """
     if not path:
         return ""
     try:
-        return Path(path).expanduser().read_text().strip()
+        key = Path(path).expanduser().read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"autoscale.api_key_file: {path}: {error}", param="autoscale.api_key_file"
-        ) from None
+        raise ConfigError(f"{KEY_FILE}: {path}: {error}", param=KEY_FILE) from None
+    key_header(key, KEY_FILE)
+    return key
 
 
 def _now_ms() -> int:

@@ -3,7 +3,6 @@
 import http.client
 import itertools
 import json
-import os
 import random
 import statistics
 import threading
@@ -16,8 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from disagg.cluster.http_calls import open_call
-from disagg.commands.router_client import as_router, call_router, told_of
-from disagg.config.sources import KEY_VARIABLE
+from disagg.commands.router_client import as_router, call_router, own_key, told_of
 from disagg.errors import ConfigError, RemoteFault, RequestError
 
 ANSWER_S = 600.0
@@ -167,9 +165,7 @@ class RunningFleet:
             "stream": True,
             "return_token_ids": True,  # or a token without text would come unseen
         }
-        headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
-        if key := os.environ.get(KEY_VARIABLE):
-            headers["Authorization"] = f"Bearer {key}"
+        headers = own_key() | {"Content-Type": "application/json", "X-Request-Id": request_id}
         where = self.url.rstrip("/") + "/v1/completions"
         request = urllib.request.Request(where, json.dumps(asked).encode(), headers)
         into.asked_s = time.perf_counter()

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from disagg.cluster.http_calls import call
+from disagg.cluster.http_calls import call, key_header
 from disagg.config.sources import KEY_VARIABLE
 from disagg.errors import ConfigError, RemoteFault, RequestError
 
 ANSWER_BYTES_MAX = 64 << 20
+UNSURE = "; it may do what was asked all the same, once it goes on"
 NO_RECORD = "request_not_found"
 """The code of a router's error about an id without a record: 404 alone says any server."""
 
@@ -38,7 +39,7 @@ def call_router(
         record: a request's is asked for, which the router may not know.
 
     Raises:
-        ConfigError: the URL is no http URL.
+        ConfigError: the URL is no http URL, or DISAGG_API_KEY no key.
         RequestError: the router refuses what was put, or does not know what is asked for, and says
             so.
         RemoteFault: no router answers there in time, or something else does.
@@ -46,8 +47,7 @@ def call_router(
     if not router_url.startswith(("http://", "https://")):
         raise ConfigError(f"{router_url!r} is no http:// URL", param="--router")
     url = router_url.rstrip("/") + path
-    key = os.environ.get(KEY_VARIABLE)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = own_key()
     body = None
     if put is not None:
         body = json.dumps(put).encode()
@@ -77,12 +77,22 @@ def call_router(
         raise RemoteFault(why) from error
     except OSError as error:  # URLError and time-outs among them
         reason = getattr(error, "reason", error)
-        raise RemoteFault(f"no router answers at {url}: {reason}") from error
+        told_nothing = "" if put is None or isinstance(reason, ConnectionRefusedError) else UNSURE
+        raise RemoteFault(f"no router answers at {url}: {reason}{told_nothing}") from error
     except (ValueError, RecursionError) as error:
         raise RemoteFault(f"{url} did not answer as a router does: {error!r}") from error
     if not isinstance(told, dict):
         raise RemoteFault(f"{url} did not answer as a router does: no object")
     return told
+
+
+def own_key() -> dict[str, str]:
+    """The header that shows DISAGG_API_KEY, where there is one.
+
+    Raises:
+        ConfigError: no key looks so.
+    """
+    return key_header(os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE)
 
 
 @contextmanager

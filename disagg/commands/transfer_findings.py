@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import random
 import secrets
 import urllib.error
@@ -15,8 +14,7 @@ from urllib.parse import quote
 
 from disagg.cluster.http_calls import call
 from disagg.commands.finding import Finding, fault, note, ok, warning
-from disagg.commands.router_client import ANSWER_BYTES_MAX, call_router
-from disagg.config.sources import KEY_VARIABLE
+from disagg.commands.router_client import ANSWER_BYTES_MAX, call_router, own_key
 from disagg.errors import RemoteFault
 
 ROUNDS_MAX = 6
@@ -136,16 +134,14 @@ def _hand_over(ports: Ports, model: str, num_words: int) -> dict[str, Any]:
         "ignore_eos": True,
         "temperature": 0,
     }
-    headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
-    if key := os.environ.get(KEY_VARIABLE):
-        headers["Authorization"] = f"Bearer {key}"
+    headers = own_key() | {"Content-Type": "application/json", "X-Request-Id": request_id}
     url = ports.http_url.rstrip("/") + "/v1/completions"
-    request = urllib.request.Request(url, json.dumps(asked).encode(), headers)
     try:
+        request = urllib.request.Request(url, json.dumps(asked).encode(), headers)
         call(request, ports.timeout_s, ANSWER_BYTES_MAX)
     except urllib.error.HTTPError as error:
         raise RemoteFault(f"{url} answered {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # the last: no URL
         raise RemoteFault(f"nobody answers at {url}: {getattr(error, 'reason', error)}") from error
     path = f"/v1/disagg/requests/{quote(request_id, safe='')}"
     return call_router(ports.admin_url, path, ports.timeout_s, scope="observe")

@@ -16,7 +16,7 @@ from disagg.cluster import http_calls
 from disagg.commands.fleet_requests import RunningFleet
 from disagg.commands.router_client import call_router
 from disagg.commands.transfer_findings import Ports, _hand_over
-from disagg.errors import RemoteFault
+from disagg.errors import ConfigError, RemoteFault
 
 TIMEOUT_S = 30.0
 KEY = "secret"
@@ -45,7 +45,7 @@ class _Server(BaseHTTPRequestHandler):
         except OSError:
             pass  # nobody waits for the rest
 
-    do_POST = do_GET
+    do_POST = do_PUT = do_GET
 
     def log_message(self, *_: object) -> None:
         """Nothing on the screen."""
@@ -89,6 +89,43 @@ def test_a_key_follows_no_redirect(
     with pytest.raises(RemoteFault, match=f"answered 302.*{other}/here"):
         CALLS[by](url)
     assert _Server.heard == [(port_of(url), f"Bearer {KEY}")]
+
+
+@pytest.mark.parametrize("by", CALLS)
+def test_a_key_that_no_header_can_have_is_named_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    for given in (f"{KEY}\r\n{KEY}", f"{KEY}\udcff", f"{KEY}€", f"{KEY}\x1b"):
+        monkeypatch.setenv("DISAGG_API_KEY", given)
+        with pytest.raises(ConfigError, match="DISAGG_API_KEY") as found:
+            CALLS[by]("http://127.0.0.1:1")
+        assert KEY not in found.value.message
+
+
+def test_the_end_of_a_line_is_no_part_of_a_key(
+    serve: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISAGG_API_KEY", f"{KEY}\r\n")
+    CALLS["router"](serve())
+    assert [key for _, key in _Server.heard] == [f"Bearer {KEY}"]
+
+
+def test_who_gets_no_answer_is_told_that_it_may_be_done(
+    serve: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Server, "body", b"{" + b" " * 200 + b"}")
+    monkeypatch.setattr(_Server, "slow", True)
+    url = serve()
+    for body, said in ((None, "s$"), ({}, "may do what was asked")):
+        with pytest.raises(RemoteFault, match=said):
+            call_router(url, "/x", 0.5, scope="administer", put=body)
+    with pytest.raises(RemoteFault, match=r"refused$"):
+        call_router("http://127.0.0.1:1", "/x", 5, scope="administer", put={})
+
+
+def test_a_url_that_is_none_is_said() -> None:
+    with pytest.raises(RemoteFault, match="nobody answers at router/v1/completions"):
+        _hand_over(Ports("http://127.0.0.1:1", "router", 1.0), "m", 1)
 
 
 def test_a_key_goes_to_no_proxy(serve: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,11 @@ def test_it_is_off_unless_a_range_is_given() -> None:
 def test_a_key_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"autoscale\.api_key_file"):
         watching(tmp_path, api_key_file=str(tmp_path / "none"))
+    two = tmp_path / "two"
+    two.write_text(f"{KEY}\n{KEY}\n")
+    with pytest.raises(ConfigError, match=r"autoscale\.api_key_file") as found:
+        watching(tmp_path, api_key_file=str(two))
+    assert KEY not in found.value.message
 
 
 @pytest.mark.parametrize(
