@@ -12,7 +12,10 @@ PATH, WORKERS = "/v1/disagg/drain", "/v1/disagg/workers"
 DEFAULT_ROUTER = "http://127.0.0.1:8001"
 TIMEOUT_S = 5.0
 POLL_S = 0.2
-GRACE_S = 15.0
+GONE_S = 5.0
+"""Who is away from the router for so long has ended: a worker whose session broke, or whose router
+is a new one, registers again sooner (every 3.3 s at the latest), and may still serve others."""
+GRACE_S = 15.0 + GONE_S
 """The router hears of an end a moment after it; of one whose process hangs when it is silent."""
 DEADLINE_MS = 30_000
 _GOES_ON = ("num_running", "num_waiting", "num_reservations", "num_leases", "num_inbound")
@@ -60,19 +63,18 @@ def drain(
 
 def _wait(url: str, told: dict[str, Any], bound_s: float) -> bool:
     """Show how far it is until nothing goes on; False when that took too long."""
-    until_s, shown = time.monotonic() + bound_s, dict[str, str]()
+    until_s, shown, gone_s = time.monotonic() + bound_s, dict[str, str](), dict[str, float]()
+    names = [worker["worker_id"] for worker in told["workers"]]
     while True:
-        with as_router(url):
-            known = call_router(url, WORKERS, TIMEOUT_S, scope="observe")["workers"]
-        left = {}
-        for worker in told["workers"]:
-            state = state_of(worker, known, ends=told["ends"])
-            if state != shown.get(worker["worker_id"]):
-                print(f"{worker['worker_id']}: {state or 'done'}", flush=True)
-                shown[worker["worker_id"]] = state
-            if state:
-                left[worker["worker_id"]] = state
-        if not left:
+        try:
+            states = _look(url, told, gone_s)
+        except RemoteFault as error:  # the router may be back in time, or busy for a moment
+            states = dict.fromkeys(names, error.message)
+        for name, state in states.items():
+            if state != shown.get(name):
+                print(f"{name}: {state or 'done'}", flush=True)
+        shown = states
+        if not (left := [name for name, state in states.items() if state]):
             return True
         if time.monotonic() > until_s:
             print(f"not free after {bound_s:g} s: {', '.join(left)}")
@@ -80,12 +82,32 @@ def _wait(url: str, told: dict[str, Any], bound_s: float) -> bool:
         time.sleep(POLL_S)
 
 
-def state_of(worker: dict[str, str], known: list[dict[str, Any]], *, ends: bool) -> str:
-    """What a worker that drains still does, as the router knows it; "" when it is free."""
+def _look(url: str, told: dict[str, Any], gone_s: dict[str, float]) -> dict[str, str]:
+    """What each worker does; ``gone_s`` has since when the router does not know it, by its id."""
+    with as_router(url):
+        known = call_router(url, WORKERS, TIMEOUT_S, scope="observe")["workers"]
+    states = {}
+    for worker in told["workers"]:
+        name, now_s = worker["worker_id"], time.monotonic()
+        state = state_of(worker, known, ends=told["ends"])
+        if state is not None:
+            gone_s.pop(name, None)
+        elif now_s - gone_s.setdefault(name, now_s) < GONE_S:
+            state = "is away"
+        states[name] = state or ""
+    return states
+
+
+def state_of(worker: dict[str, str], known: list[dict[str, Any]], *, ends: bool) -> str | None:
+    """What a worker that drains still does, as the router knows it.
+
+    Returns:
+        "" when it is free, None when the router does not know this life of it.
+    """
     try:
         view = next((one for one in known if one["info"]["incarnation"] == worker), None)
         if view is None:
-            return ""
+            return None
         stats = view["stats"] or {}
         if not stats.get("draining"):
             return "has not begun"
