@@ -33,8 +33,9 @@ def explain(
     """
     if not request_id:
         raise ConfigError("which request? Its id is empty", param="request_id")
-    query = f"?{urlencode({'tenant': tenant})}" if tenant else ""
-    path = f"/v1/disagg/requests/{quote(request_id, safe='')}{query}"
+    query = f"?{urlencode({'tenant': tenant}, errors='replace')}" if tenant else ""
+    # What is no text in this system's encoding is no request's id: the router will say so.
+    path = f"/v1/disagg/requests/{quote(request_id, safe='', errors='replace')}{query}"
     record = call_router(url, path, timeout_s, scope="see this request", record=True)
     with as_router(url):
         shown = json.dumps(explanation(record), indent=2) if as_json else draw(record)

@@ -2,6 +2,7 @@
 
 import errno
 import inspect
+import io
 import os
 import sys
 from importlib.metadata import version
@@ -79,6 +80,8 @@ for each in (app, cache, certificates, keys, revisions):
 def main() -> None:
     """Entry point: user errors become one clear text and exit code 2, a full disk one and 1."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - closed by who called
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # an old terminal lacks some signs
     try:
         try:
             app()

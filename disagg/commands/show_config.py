@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from disagg.commands.arguments import Config, Set, read_effective
 from disagg.config import Effective, Settings
@@ -26,7 +27,8 @@ def show_config(
     table = Table("setting", "value", "from", box=None)
     for key, value, source in rows:
         style = "dim" if source == "default" else "bold"
-        table.add_row(key, json.dumps(value), source, style=style)
+        cells = (key, json.dumps(value), source)
+        table.add_row(*map(Text, cells), style=style)  # rich would read [x] as a style
     width = None if sys.stdout.isatty() else 200  # a pipe has no width to fold lines to
     Console(width=width).print(table)
 

@@ -14,6 +14,7 @@ from typer.main import get_group
 from typer.testing import CliRunner
 
 from disagg.commands.main import app
+from disagg.workers.tiers.disk_store import DiskStore
 
 ROOT = Path(__file__).parents[3]
 
@@ -129,6 +130,20 @@ def test_config_tells_where_values_come_from(tmp_path: Path) -> None:
     table = disagg(*arguments, cwd=tmp_path).stdout
     assert "file:a.yaml:2" in table
     assert "secret" not in run.stdout + table
+
+
+@pytest.mark.parametrize("name", ["[red]x", "[/x]", "a[b]"])
+def test_config_shows_brackets_as_they_are(tmp_path: Path, name: str) -> None:
+    run = disagg("config", "--set", f"model.name={name}", cwd=tmp_path)
+    assert run.stderr == ""
+    assert f'"{name}"' in run.stdout
+
+
+def test_signs_that_a_terminal_lacks_are_no_traceback(tmp_path: Path) -> None:
+    DiskStore(str(tmp_path / "a→b")).close()
+    run = disagg("cache", "list", "a→b", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "a\\u2192b: 0 B" in run.stdout
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

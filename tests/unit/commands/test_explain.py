@@ -3,8 +3,10 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from disagg.commands import explain
 from disagg.commands.explain import draw, explanation
 
 ESTIMATE = {
@@ -53,6 +55,19 @@ def record(**changes: Any) -> dict[str, Any]:
         "outcome": "length",
         "error": "",
     } | changes
+
+
+def test_an_id_that_is_no_text_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell gives it of bytes that are no UTF-8; the router knows none of that name."""
+    asked = []
+
+    def call(url: str, path: str, *_: Any, **__: Any) -> dict[str, Any]:
+        asked.append(path)
+        return record()
+
+    monkeypatch.setattr(explain, "call_router", call)
+    explain.explain("a\udcff", "http://router", tenant="\udcff")
+    assert asked == ["/v1/disagg/requests/a%3F?tenant=%3F"]
 
 
 def text_of(body: dict[str, Any]) -> str:
