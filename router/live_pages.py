@@ -2,21 +2,20 @@
 
 import asyncio
 from collections.abc import Mapping
+from http import HTTPStatus
 from importlib.resources import files
-from typing import Any
 
 from disagg.errors import CapacityError, RequestError
-from disagg.router.callers import presented_key
+from disagg.router.callers import ADMIN, Caller, presented_key
 from disagg.router.dispatch import Dispatcher
 from disagg.router.http_exchange import Exchange, Headers
 from disagg.router.http_site import Page
 from disagg.router.keys import KeyRing
-from disagg.router.openai.sse import to_json
 from disagg.router.openapi import operations
 from disagg.router.options import RouterOptions
 from disagg.router.overview import Overview
 from disagg.router.status_pages import NO_KEY, OBSERVERS
-from disagg.router.worker_statuses import WorkerStatuses
+from disagg.router.worker_statuses import LOOK_S, WorkerStatuses
 
 EVERY_S = 1.0
 FOLDER = "live"
@@ -59,6 +58,8 @@ class LivePages:
         self._statuses = WorkerStatuses(lambda: tuple(dispatcher.sessions))
         self._observers_max = options.observers_max
         self._num_observers = 0
+        self._made: dict[tuple[str, bool], tuple[float, asyncio.Task[bytes]]] = {}
+        """What was made last and when, by a caller's tenant and whether it sees all of them."""
         self._closed = asyncio.Event()
         folder = files("disagg.router") / FOLDER
         self._files = {
@@ -81,7 +82,8 @@ class LivePages:
     async def _status(self, exchange: Exchange) -> None:
         if exchange.query:
             raise RequestError("no parameters are known here", param="query")
-        await exchange.json(await self._body(exchange))
+        answers = await self._statuses.look()
+        await exchange.answer(200, await self._overview.json(exchange.caller, answers))
 
     async def _events(self, exchange: Exchange) -> None:
         """Send what `_status` answers every second, until the observer leaves or the router stops.
@@ -91,9 +93,9 @@ class LivePages:
         """
         if exchange.query:
             raise RequestError("no parameters are known here", param="query")
-        kind, extra = b"text/event-stream", [(b"cache-control", b"no-store")]
-        if exchange.method == "HEAD":  # it would end with the observer, and hold what comes next
-            await exchange.start(200, kind, extra, more=False)
+        head = (HTTPStatus.OK, b"text/event-stream", [(b"cache-control", b"no-store")])
+        if exchange.method == "HEAD":  # who asks for it follows nothing
+            await exchange.start(*head, more=False)
             return
         if self._num_observers >= self._observers_max:
             bound = self._observers_max
@@ -103,9 +105,9 @@ class LivePages:
         exchange.on_left(left.set)
         ends = [asyncio.create_task(end.wait()) for end in (left, self._closed)]
         try:
-            await exchange.start(200, kind, extra)
+            await exchange.start(*head)
             while not any(end.done() for end in ends) and self._may_look(exchange):
-                event = b"event: status\ndata: " + to_json(await self._body(exchange)) + b"\n\n"
+                event = b"event: status\ndata: " + await self._shown(exchange.caller) + b"\n\n"
                 await exchange.write(event)
                 await asyncio.wait(ends, timeout=EVERY_S, return_when=asyncio.FIRST_COMPLETED)
             await exchange.write(b"", more=False)
@@ -119,5 +121,15 @@ class LivePages:
         caller = self._keys.find(presented_key(exchange.headers))
         return caller is not None and bool(caller.scopes & OBSERVERS)
 
-    async def _body(self, exchange: Exchange) -> dict[str, Any]:
-        return self._overview.body(exchange.caller, await self._statuses.look())
+    async def _shown(self, caller: Caller) -> bytes:
+        """What those who may see the same are shown at the same moment, made once."""
+        now_s = asyncio.get_running_loop().time()
+        self._made = {who: one for who, one in self._made.items() if now_s - one[0] < LOOK_S}
+        seen_by = (caller.tenant, ADMIN in caller.scopes)
+        if seen_by not in self._made:
+            self._made[seen_by] = now_s, asyncio.create_task(self._make(caller), name="live page")
+        # Who leaves must not take along what others wait for.
+        return await asyncio.shield(self._made[seen_by][1])
+
+    async def _make(self, caller: Caller) -> bytes:
+        return await self._overview.json(caller, await self._statuses.look())

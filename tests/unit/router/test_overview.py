@@ -9,7 +9,10 @@ import pytest
 
 from disagg.commands.status_view import fetch, is_well
 from disagg.errors import RemoteFault
+from disagg.router import overview as overview_module
+from disagg.router.callers import ANYBODY, OBSERVE, SCOPES, Caller
 from disagg.router.live_pages import FILES
+from disagg.router.status_pages import OBSERVERS
 from disagg.testing.scripted_worker import READY
 from disagg.wire.v1 import identity_pb2, worker_pb2
 from tests.unit.router.scripted_worker import BOUND_S
@@ -204,6 +207,46 @@ async def test_observers_are_bounded_and_one_that_leaves_makes_room(open_house):
                 if response.status_code == 200:
                     return
             await asyncio.sleep(0.01)
+
+
+async def test_streams_go_on_while_a_large_fleet_is_told(open_house, monkeypatch):
+    house = await open_house()
+    for name in ("w1", "w2", "w3"):
+        await house.add(name)
+    told_in = []
+    for piece_bytes in (1, 1 << 30):
+        monkeypatch.setattr(overview_module, "PIECE_BYTES", piece_bytes)
+        task = asyncio.create_task(house.app._admin._live._overview.json(ANYBODY, {}))
+        num_turns = 0
+        while not task.done():
+            await asyncio.sleep(0)
+            num_turns += 1
+        assert len(json.loads(await task)["workers"]) == 3
+        told_in.append(num_turns)
+    assert told_in == [4, 1], "the second is the control"
+
+
+async def test_what_many_look_at_is_made_once(house, monkeypatch):
+    live = house.app._admin._live
+    made = []
+
+    async def make(caller, answers):
+        made.append((caller.tenant, sorted(caller.scopes)))
+        return b"{}"
+
+    monkeypatch.setattr(live._overview, "json", make)
+    one, other = Caller("one", "a", OBSERVERS), Caller("one", "b", frozenset((OBSERVE,)))
+    await asyncio.gather(*(live._shown(caller) for caller in (one, one, other, other, ANYBODY)))
+    assert made == [("one", ["admin", "observe"]), ("one", ["observe"]), ("", sorted(SCOPES))]
+    live._made = {who: (0.0, task) for who, (_, task) in live._made.items()}
+    await live._shown(one)
+    assert (len(made), len(live._made)) == (4, 1), "later it is made anew, and nothing is kept"
+
+
+async def test_the_head_of_events_is_a_whole_answer(house):
+    answer = await house.admin.head(EVENTS)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
+    assert not house.app._admin._live._num_observers
 
 
 async def test_a_revoked_key_sees_no_further_event(open_house):
