@@ -105,14 +105,14 @@ def draw(answers: list[WorkerLeases]) -> Group:
         who = Text(worker.worker_id)
         if status is None:
             failed = Text(f"no answer: {answer.error}", style="red")
-            workers.add_row(who, worker.role, Text(worker.address), "?", "?", "?", failed)
+            workers.add_row(who, Text(worker.role), Text(worker.address), "?", "?", "?", failed)
             continue
         stats = status.stats
         held_back = Text(str(stats.num_blocks_quarantined))
         held_back.stylize("red" if stats.num_blocks_quarantined else "")
         workers.add_row(
             who,
-            worker.role,
+            Text(worker.role),
             Text(worker.address),
             f"{stats.num_blocks_free}/{stats.num_blocks_usable}",
             str(stats.num_reservations),
@@ -125,7 +125,7 @@ def draw(answers: list[WorkerLeases]) -> Group:
                 str(lease.lease_id),
                 Text(key_text(lease.key)),
                 Text(worker_text(lease.reader)),
-                lease.state,
+                Text(lease.state),
                 str(lease.num_blocks),
             )
         for entry in status.inbound:
@@ -133,7 +133,7 @@ def draw(answers: list[WorkerLeases]) -> Group:
                 who,
                 Text(key_text(entry.key)),
                 Text(worker_text(entry.owner)),
-                entry.state,
+                Text(entry.state),
                 str(entry.num_blocks),
                 str(entry.num_reads_in_progress),
             )

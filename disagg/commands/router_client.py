@@ -104,7 +104,14 @@ def as_router(url: str) -> Iterator[None]:
     """
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ArithmeticError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise RemoteFault(f"{url} did not answer as a router does: {error!r}") from error
 
 

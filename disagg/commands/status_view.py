@@ -97,7 +97,7 @@ def draw_workers(workers: Iterable[Body]) -> Table:
             state.append(f" no answer: {one['error']}", style="red")
         table.add_row(
             Text(one["worker_id"]),
-            one["role"],
+            Text(one["role"]),
             state,
             Text(one["epoch"][:8]),
             Text(one["revision"]),

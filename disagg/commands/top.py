@@ -83,7 +83,7 @@ def draw_requests(body: dict[str, Any], before: dict[str, Any] | None) -> Render
         first_ms = one["first_token_ms"]
         table.add_row(
             Text(name, overflow="ellipsis", no_wrap=True),
-            one["state"],
+            Text(one["state"]),
             Text(" → ".join(filter(None, here))),
             str(one["num_prompt_tokens"]),
             str(one["num_tokens"]),

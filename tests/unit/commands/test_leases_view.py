@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from rich.console import Console
 
-from disagg.commands.leases_view import WorkerAddress, ask_workers, find_workers
+from disagg.commands.leases import draw
+from disagg.commands.leases_view import WorkerAddress, WorkerLeases, ask_workers, find_workers
 from disagg.errors import ConfigError, RemoteFault
 
 
@@ -78,3 +80,10 @@ def test_nobody_answers_there() -> None:
         find_workers("http://127.0.0.1:1", 5)
     with pytest.raises(ConfigError, match="no http:// URL"):
         find_workers("127.0.0.1:8000", 5)
+
+
+def test_what_somebody_else_says_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = WorkerLeases(WorkerAddress("w[b]", "e", "[/x]", "a:1"), None, "[red]no")
+    Console(width=160).print(draw([answer]))
+    said = capsys.readouterr().out
+    assert all(text in said for text in ("w[b]", "[/x]", "[red]no"))

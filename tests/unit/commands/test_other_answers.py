@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from disagg.commands import drain, explain, fleet_requests, status_view
+from disagg.commands import drain, explain, fleet_requests, revisions, status_view
 from disagg.commands.fleet_requests import RunningFleet
 from disagg.errors import RemoteFault
 
@@ -28,3 +28,10 @@ def test_it_is_said_in_one_line(
     with pytest.raises(RemoteFault, match=f"^{URL} did not answer as a router does: .*$") as found:
         COMMANDS[asked]()
     assert "\n" not in found.value.message
+
+
+def test_a_number_that_is_too_large_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = dict.fromkeys(("name", "model_fingerprint"), "") | {"weight": 10**400}
+    monkeypatch.setattr(revisions, "call_router", lambda *_, **__: {"revisions": [one]})
+    with pytest.raises(RemoteFault, match=f"^{URL} did not answer as a router does: Overflow"):
+        revisions.list_revisions([URL])
