@@ -221,6 +221,42 @@ def test_a_state_that_is_not_finite_fails_its_sequence_alone(engine: Any) -> Non
         ended = (fresh.key,)
 
 
+@pytest.mark.parametrize("scored", [False, True], ids=["its token's", "its prompt's"])
+def test_a_logit_that_is_not_finite_fails_its_sequence_alone(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, *, scored: bool
+) -> None:
+    """A hidden state can be finite, and a logit too large for its type."""
+    groups = len(engine.layout.groups)
+    good = part("x", 20, groups=groups)
+    bad = part("bad", 30, first_block=100, groups=groups)
+    if scored:
+        bad = replace(bad, scored_token_ids=tuple(bad.known_token_ids[1:]), num_prompt_logprobs=1)
+    (right, _) = engine.run(Step(1, (good, bad))).samples  # control
+    model = engine.runner._runner.get_model()
+    computed = model.compute_logits
+
+    def compute_logits(hidden_states: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = computed(hidden_states)
+        # A row per sequence where tokens are drawn, a row per token where a prompt is scored.
+        is_scoring = len(hidden_states) > 2
+        if is_scoring == scored:
+            logits[-1, 7] = float("inf")
+        return logits
+
+    monkeypatch.setattr(model, "compute_logits", compute_logits)
+    again = [replace(one, is_new=True) for one in (good, bad)]
+    result = engine.run(Step(2, tuple(again), ended=engine_keys(engine)))
+    assert result.error == ""
+    assert result.errors[0] == ""
+    assert "NonFiniteError" in result.errors[1]
+    assert result.samples == (right, None)
+    monkeypatch.undo()
+    ended = (good.key, bad.key)
+    fresh = part("fresh", 33, groups=groups)
+    assert engine.run(Step(3, (fresh,), ended=ended)).error == ""
+    assert engine.runner.num_requests == len(engine.batch) == 1
+
+
 @pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize("forgetful", [False, True], ids=["", "control"])
 def test_a_step_fails_when_the_next_one_is_described(

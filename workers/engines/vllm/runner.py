@@ -3,7 +3,7 @@
 On CUDA vLLM would take its second one (V2); `devices.environment` asks for the first, and says why.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from disagg.workers.engines.sampler import Sampler
 from disagg.workers.engines.vllm.block_changes import BlockChanges
 from disagg.workers.engines.vllm.runner_batch import key_of
 
+_FAILED = Failed("NonFiniteError: a hidden state or a logit is not finite")
+
 
 class DrawsHere:
     """Stands in the place of vLLM's sampler: tokens are a function of seed and position."""
@@ -28,15 +30,15 @@ class DrawsHere:
         self._runner = runner  # its batch is made anew when the KV cache is
         self.sampler = Sampler(grammars)
         self._slices: Mapping[str, SequenceSlice] = {}
-        self._failed: Collection[str] = ()
+        self._failed: set[str] = set()
         self.drawn: dict[str, SampledToken] = {}
 
     def expect(self, slices: Mapping[str, SequenceSlice]) -> None:
         """Take the slices of the step whose logits come next, by the runner's names."""
-        self._slices, self._failed, self.drawn = slices, (), {}
+        self._slices, self._failed, self.drawn = slices, set(), {}
 
-    def leave_out(self, names: Collection[str]) -> None:
-        """Draw nothing for these, whose logits are not finite."""
+    def leave_out(self, names: set[str]) -> None:
+        """Draw nothing for these, and add to them whose logits are not finite."""
         self._failed = names
 
     def __call__(self, logits: torch.Tensor, sampling_metadata: object) -> Any:
@@ -44,11 +46,10 @@ class DrawsHere:
         from vllm.v1.outputs import SamplerOutput
 
         names: Sequence[str] = self._runner.input_batch.req_ids
-        rows = [
-            row
-            for row, name in enumerate(names)
-            if self._slices[name].sampling is not None and name not in self._failed
-        ]
+        sampled = [row for row, name in enumerate(names) if self._slices[name].sampling is not None]
+        for number in non_finite(logits[sampled], [1] * len(sampled)):
+            self._failed.add(names[sampled[number]])
+        rows = [row for row in sampled if names[row] not in self._failed]
         chosen = [self._slices[names[row]] for row in rows]
         tokens = torch.zeros((len(names), 1), dtype=torch.int32, device=logits.device)
         if rows:
@@ -116,7 +117,7 @@ class Runner:
         """Compute a step, draw its tokens and score its prompts, by name.
 
         Raises:
-            NonFiniteError: no sequence's hidden states are finite, or a prompt's logit is not.
+            NonFiniteError: no sequence's hidden states are finite.
         """
         if changes.zeroed:
             self.pool[torch.tensor(changes.zeroed, device=self.pool.device)] = 0
@@ -133,17 +134,14 @@ class Runner:
         names: Sequence[str] = self._runner.input_batch.req_ids  # in the order of the rows
         lengths = [len(slices[name].token_ids) for name in names]
         bad = {names[i] for i in non_finite(state.hidden_states[:num_tokens], lengths)}
-        try:
-            if len(bad) == len(names):
-                raise NonFiniteError("a hidden state is not finite")
-            scored = self._score(state.hidden_states, slices, bad)
-        except NonFiniteError:
+        if len(bad) == len(names):
             self._runner.execute_model_state = None
-            raise
+            raise NonFiniteError("a hidden state is not finite")
+        scored = self._score(state.hidden_states, slices, bad)
         self._sampler.leave_out(bad)
         self._worker.sample_tokens(None)
         drawn = self._sampler.drawn
-        failed = dict.fromkeys(bad, Failed("NonFiniteError: a hidden state is not finite"))
+        failed = dict.fromkeys(bad, _FAILED)
         with_scores = {name: Scored(drawn.get(name), found) for name, found in scored.items()}
         return {**drawn, **with_scores, **failed}
 
@@ -151,9 +149,12 @@ class Runner:
         self,
         hidden_states: torch.Tensor,
         slices: Mapping[str, SequenceSlice],
-        bad: Collection[str],
+        bad: set[str],
     ) -> dict[str, tuple[TokenLogprobs, ...]]:
-        """What the model thinks of prompts, by name; every rank has a part in all logits."""
+        """What the model thinks of prompts, by name; every rank has a part in all logits.
+
+        Those for which it has a logit that is not finite are added to ``bad``.
+        """
         row, found = 0, {}
         model = self._runner.get_model()
         vocab_size = self._worker.vllm_config.model_config.get_vocab_size()
@@ -166,7 +167,10 @@ class Runner:
         for name in names:
             part = slices[name]
             if part.scored_token_ids and name not in bad:
-                found[name] = prompt_logprobs(part, row, vocab_size, logits_of)
+                try:
+                    found[name] = prompt_logprobs(part, row, vocab_size, logits_of)
+                except NonFiniteError:
+                    bad.add(name)
             row += len(part.token_ids)
         return found
 
