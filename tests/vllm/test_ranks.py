@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,19 @@ def test_two_ranks_answer_as_one(
     for rank in range(2):
         for phase in ("weights", "KV pool", "warm-up"):
             assert re.search(rf"{phase} of rank {rank}: [0-9.]+ s, .+ in use", said)
+
+
+def test_queues_leave_no_sockets_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_family(tmp_path, "gemma3", window=40)
+    with tempfile.TemporaryDirectory() as folder:  # the test's own one has too long a name
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        monkeypatch.setenv("TMPDIR", folder)
+        serving = Serving(make_vllm(tmp_path, 100, tensor_parallel=2), 64)
+        serving.submit("one", list(range(10, 80)), GREEDY)
+        serving.run()
+        assert len(serving.tokens("one")) == NUM_TOKENS
+        left = [path for path in Path(folder).rglob("*") if path.is_socket()]
+    assert left == []
 
 
 def test_each_rank_knows_the_grammar(tmp_path: Path) -> None:

@@ -1,11 +1,17 @@
 """What starts the ranks: this process itself, processes of this host, or Ray on several hosts."""
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from disagg.errors import ConfigError
 from disagg.workers.options import WorkerOptions
 
 THIS_HOST = "127.0.0.1"
+SOCKETS = "VLLM_RPC_BASE_PATH"
+"""Where vLLM makes the sockets of its queues; the folder for temporary files, if it is not set."""
 
 
 def executor_class(options: WorkerOptions, device: str) -> Any:
@@ -30,6 +36,25 @@ def executor_class(options: WorkerOptions, device: str) -> Any:
     from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
 
     return RayExecutorV2
+
+
+@contextmanager
+def nameless_sockets(options: WorkerOptions) -> Iterator[None]:
+    """Within it the queues of ranks on this host get sockets whose names are gone afterwards.
+
+    vLLM never removes them: eight for each start of a worker of two ranks. An executor that is made
+    has seen all of them connected, and nobody needs a name any more.
+    """
+    on_several_hosts = options.tensor_parallel_backend == "ray"  # they have no folder in common
+    if options.tensor_parallel == 1 or on_several_hosts or SOCKETS in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="disagg-ranks-") as folder:
+        os.environ[SOCKETS] = folder
+        try:
+            yield
+        finally:
+            del os.environ[SOCKETS]
 
 
 def rank_host(options: WorkerOptions) -> str:

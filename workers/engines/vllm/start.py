@@ -113,7 +113,7 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
     """
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 
-    from disagg.workers.engines.vllm.executors import executor_class
+    from disagg.workers.engines.vllm.executors import executor_class, nameless_sockets
 
     made = executor_class(options, device)
     try:
@@ -121,7 +121,8 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
             config = _configure(options, device, dtype, weight_bytes)
         _check_model(config.model_config)
         devices.check_config(device, config)
-        executor = made(config)  # loads the weights, see `RankWorker`
+        with nameless_sockets(options):
+            executor = made(config)  # loads the weights, see `RankWorker`
     except ConfigError:
         raise
     except Exception as error:  # vLLM raises many kinds here
