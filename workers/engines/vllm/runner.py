@@ -14,6 +14,7 @@ from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.messages.sampling import SampledToken, TokenLogprobs
 from disagg.scheduling.engine_steps import Failed, Scored
 from disagg.scheduling.step import SequenceSlice
+from disagg.workers.engines.draw import some_rows
 from disagg.workers.engines.finite import NonFiniteError, non_finite
 from disagg.workers.engines.logprobs import prompt_logprobs
 from disagg.workers.engines.sampler import Sampler
@@ -47,13 +48,13 @@ class DrawsHere:
 
         names: Sequence[str] = self._runner.input_batch.req_ids
         sampled = [row for row, name in enumerate(names) if self._slices[name].sampling is not None]
-        for number in non_finite(logits[sampled], [1] * len(sampled)):
+        for number in non_finite(some_rows(logits, sampled), [1] * len(sampled)):
             self._failed.add(names[sampled[number]])
         rows = [row for row in sampled if names[row] not in self._failed]
         chosen = [self._slices[names[row]] for row in rows]
         tokens = torch.zeros((len(names), 1), dtype=torch.int32, device=logits.device)
         if rows:
-            drawn = self.sampler.sample(logits if len(rows) == len(names) else logits[rows], chosen)
+            drawn = self.sampler.sample(some_rows(logits, rows), chosen)
             token_ids = [one.token_id for one in drawn]
             tokens[rows, 0] = torch.tensor(token_ids, dtype=torch.int32, device=logits.device)
             self.drawn = {names[row]: one for row, one in zip(rows, drawn, strict=True)}
