@@ -16,6 +16,9 @@ from disagg.tls.handlers import Interceptor
 
 REGISTRATION_BYTES_MAX = 16 << 20
 """However small the bodies of clients have to be."""
+CALLS_PER_REQUEST = 4
+"""So many times `requests_max` may go on in one connection: a call of which only the head has come
+is bounded by nothing else, and who asks for more than there is room for is to be told so."""
 GRPC_OPTIONS = (
     # Workers ping idle channels every few seconds; gRPC's default would cut them off for it.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
@@ -73,8 +76,10 @@ def bind_ports(
         num_left = files_left(options.connections_max)
         bytes_max = max(options.body_bytes_max, REGISTRATION_BYTES_MAX)
         bound_of_messages = ("grpc.max_receive_message_length", bytes_max)
+        calls_max = CALLS_PER_REQUEST * options.requests_max
+        bound_of_calls = ("grpc.max_concurrent_streams", calls_max)
         server = connections.server(
-            (reuse, bound_of_messages, *GRPC_OPTIONS), num_left, interceptors
+            (reuse, bound_of_messages, bound_of_calls, *GRPC_OPTIONS), num_left, interceptors
         )
         address = f"{bracketed(options.host)}:{options.grpc_port}"
         try:

@@ -1,6 +1,8 @@
 """A router's ports: where one is taken the others are free again."""
 
+import asyncio
 import socket
+import struct
 from dataclasses import replace
 
 import pytest
@@ -66,3 +68,22 @@ async def test_what_was_bound_is_held():
 @pytest.mark.parametrize(("host", "shown"), [(HOST, HOST), ("::1", "[::1]"), ("a.b", "a.b")])
 def test_a_host_stands_before_a_port(host, shown):
     assert bracketed(host) == shown
+
+
+async def test_calls_that_go_on_in_one_connection_are_bounded():
+    """Also those of which only the head has come: the client is told as the connection begins."""
+    ports = bind_ports(replace(FREE, requests_max=5), Connections(""), None)
+    await ports.grpc_server.start()
+    try:
+        reader, writer = await asyncio.open_connection(HOST, ports.grpc_port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
+        head = await reader.readexactly(9)
+        assert head[3] == 4, "the first frame is of settings"
+        body = await reader.readexactly(int.from_bytes(head[:3], "big"))
+        told = dict(struct.iter_unpack(">HI", body))
+        assert told[3] == 4 * 5
+        writer.close()
+    finally:
+        await ports.grpc_server.stop(None)
+        ports.http.close()
+        ports.admin.close()
