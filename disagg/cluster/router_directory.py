@@ -2,14 +2,12 @@
 
 import logging
 import secrets
-import threading
 import time
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from disagg.cluster.ray_cluster import join_ray, stop_ray
 from disagg.config import Settings, local_router_address
 from disagg.workers.actor import DIRECTORY_TIMEOUT_S, ROUTER_DIRECTORY
 
@@ -46,55 +44,38 @@ class RouterDirectory:
         self._known = {who: one for who, one in self._known.items() if one[1] > now_s}
 
 
-class Announcement:
-    """Announces a router again and again, on a thread of its own, until it is withdrawn."""
+class Announcer:
+    """Announces a router in the cluster this process is connected to. Not thread-safe."""
 
-    def __init__(self, address: str, heartbeat_s: float) -> None:
-        self._address = address
-        self._heartbeat_s = heartbeat_s
+    def __init__(self, settings: Settings) -> None:
+        host, _, port = local_router_address(settings).rpartition(":")
+        if settings.router.host in ("0.0.0.0", "::"):
+            host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._address = f"{host}:{port}"
+        self._valid_s = settings.cluster.heartbeat_ms / 1000 * HEARTBEATS_MISSED_MAX
         self._announcer = secrets.token_hex(8)
-        self._withdrawn = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="announcement", daemon=True)
-        self._thread.start()
+        self._said = ""
+
+    def announce(self) -> bool:
+        """Say once more that the router lives; whether the cluster has taken it."""
+        try:
+            taken = _directory().announce.remote(self._announcer, self._address, self._valid_s)
+            ray.get(taken, timeout=DIRECTORY_TIMEOUT_S)
+            now = ""
+        except Exception as error:  # Ray has many; the next try may work
+            now = f"not announced: {type(error).__name__}"
+        told = now or f"announced as {self._address}"
+        if told != self._said:
+            log.info("in the Ray cluster %s", told)
+            self._said = told
+        return not now
 
     def withdraw(self) -> None:
-        """Let nobody find this router any more, and leave the cluster."""
-        self._withdrawn.set()
-        self._thread.join(DIRECTORY_TIMEOUT_S)
+        """Let nobody find the router any more."""
         try:
             ray.get(_directory().withdraw.remote(self._announcer), timeout=DIRECTORY_TIMEOUT_S)
         except (RayError, ValueError, OSError) as error:
             log.warning("not withdrawn, it expires: %s", error)
-        stop_ray()
-
-    def _run(self) -> None:
-        valid_s = self._heartbeat_s * HEARTBEATS_MISSED_MAX
-        said = ""
-        while not self._withdrawn.is_set():
-            try:
-                announced = _directory().announce.remote(self._announcer, self._address, valid_s)
-                ray.get(announced, timeout=DIRECTORY_TIMEOUT_S)
-                now = f"announced as {self._address}"
-            except Exception as error:  # Ray has many; the next try may work
-                now = f"not announced: {type(error).__name__}"
-            if now != said:
-                log.info("in the Ray cluster %s", now)
-                said = now
-            self._withdrawn.wait(self._heartbeat_s)
-
-
-def announce(settings: Settings) -> Announcement:
-    """Join the cluster and announce the router of these settings there.
-
-    Raises:
-        ConfigError: the router's port is not given.
-        ExpiredError: no cluster answered in ``cluster.join_timeout_s``.
-    """
-    host, _, port = local_router_address(settings).rpartition(":")
-    join_ray(settings)
-    if settings.router.host in ("0.0.0.0", "::"):
-        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    return Announcement(f"{host}:{port}", settings.cluster.heartbeat_ms / 1000)
 
 
 def _directory() -> Any:

@@ -182,10 +182,9 @@ def router(
     announcement = None
     is_announced = has is None or has.number == 0  # one for all processes of an address
     if is_announced and FROM_CLUSTER in effective.settings.cluster.router_addresses:
-        from disagg.cluster.router_directory import announce  # Ray takes a second to import
+        from disagg.cluster.announcing import Announcement
 
-        announcement = announce(effective.settings)
-        exit_on_signals()  # Ray has put its own in their place
+        announcement = Announcement(effective.settings)
     try:
         code = run(options, has)
     finally:

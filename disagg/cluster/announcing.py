@@ -1,0 +1,109 @@
+"""A router is announced in the Ray cluster by a process of its own.
+
+Ray ends a process that has joined a cluster when the raylet beside it ends, or when the head has
+been away for a minute. A router has to go on then, and to start while there is no head.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+
+from disagg.cluster.kept import Kept
+from disagg.cluster.processes import end_with_parent
+from disagg.cluster.watchdog import NO_CLUSTER_EXIT_CODE, Watchdog
+from disagg.config import Settings, local_router_address
+from disagg.errors import DisaggError, ExpiredError
+from disagg.telemetry.log_format import configure_logging
+
+_POLL_S = 0.5
+_END_S = 15.0
+"""The head may have gone: a call of it takes 5 s, then Ray leaves."""
+_NEEDED = {
+    "cluster": {"ray_address", "join_timeout_s", "heartbeat_ms"},
+    "router": {"host", "grpc_port"},
+    "telemetry": {"log_format"},
+}
+
+log = logging.getLogger(__name__)
+
+
+class Announcement:
+    """Keeps the process that announces the router of these settings, until it is withdrawn."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Start it; it joins the cluster whenever there is one.
+
+        Raises:
+            ConfigError: the router's port is not given.
+        """
+        local_router_address(settings)
+        given = settings.model_dump_json(include=_NEEDED)
+        command = [sys.executable, "-m", __name__, str(os.getpid()), given]
+        self._process = Kept("announcement", command, log.warning)
+        self._withdrawn = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="announcement", daemon=True)
+        self._thread.start()
+
+    def withdraw(self) -> None:
+        """Let nobody find this router any more."""
+        self._withdrawn.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        # Starts and ends the child: the kernel ends it with the thread that has started it.
+        while not self._withdrawn.is_set():
+            self._process.poll()
+            self._withdrawn.wait(_POLL_S)
+        try:
+            self._process.stop(_END_S)
+        except DisaggError as error:
+            log.warning("%s; what it announced expires", error.message)
+
+
+def main(parent: int, given: str) -> int:
+    """Announce a router until SIGTERM, or the end of the process that started this.
+
+    Args:
+        parent: that process.
+        given: what is needed of its settings, as JSON.
+    """
+    end_with_parent(parent)
+    signal.signal(signal.SIGTERM, _interrupt)
+    settings = Settings.model_validate_json(given)
+    logging.Formatter.converter = time.gmtime
+    form = "%(asctime)sZ %(levelname)s %(name)s: %(message)s"
+    configure_logging(settings.telemetry.log_format, form, {})
+    watchdog = Watchdog(2 * settings.cluster.join_timeout_s, NO_CLUSTER_EXIT_CODE)
+    from disagg.cluster.ray_cluster import join_ray, stop_ray
+
+    try:
+        join_ray(settings)
+        from disagg.cluster.router_directory import Announcer  # imports Ray, see ray_cluster
+
+        announcer = Announcer(settings)
+        try:
+            while True:
+                if announcer.announce():
+                    watchdog.see()
+                time.sleep(settings.cluster.heartbeat_ms / 1000)
+        finally:
+            announcer.withdraw()
+    except ExpiredError as error:
+        log.error("%s", error.message)
+        return NO_CLUSTER_EXIT_CODE
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        stop_ray()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))
