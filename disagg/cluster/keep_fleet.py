@@ -51,8 +51,8 @@ class FleetKeeper:
         WorkerPlans(settings, WORKER_PATH, assign_roles(Counts.of_settings(settings)))
         self._settings = settings
         self._folder = RunFolder()
-        self._file = self._folder.path / "settings.yaml"
-        self._file.write_text(yaml.safe_dump(settings.model_dump(mode="json")))
+        text = yaml.safe_dump(settings.model_dump(mode="json"))
+        self._file = self._folder.write("settings.yaml", text)
         self._report_file = self._folder.path / "report.json"
         self._supervisor = Kept(
             "supervisor", [*self._command, f"--report-file={self._report_file}"], log.warning

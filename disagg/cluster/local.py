@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -189,7 +188,7 @@ class LocalCluster:
 
     def _start(self, folder: RunFolder) -> None:
         deadline = time.monotonic() + self.settings.cluster.start_timeout_s
-        self._router = self._start_router(folder.path)
+        self._router = self._start_router(folder)
         self._report("starting Ray on this machine")
         start_ray(self.settings, folder.path / "ray")
         self._wait_for_router("/health", deadline)
@@ -200,13 +199,13 @@ class LocalCluster:
         self._supervisor.wait()
         self._wait_for_router("/ready", deadline)
 
-    def _start_router(self, folder: Path) -> Child:
-        path = folder / "settings.yaml"
-        path.write_text(yaml.safe_dump(self.settings.model_dump(mode="json")))
+    def _start_router(self, folder: RunFolder) -> Child:
+        text = yaml.safe_dump(self.settings.model_dump(mode="json"))
+        path = folder.write("settings.yaml", text)
         command = [sys.executable, "-m", "disagg.commands", "router", "--config", str(path)]
         self._report(f"starting the router on {self.url}")
         return Child(
-            "router", [*command, f"--end-with-parent={os.getpid()}"], folder / "router.log"
+            "router", [*command, f"--end-with-parent={os.getpid()}"], folder.path / "router.log"
         )
 
     def _wait_for_router(self, path: str, deadline: float) -> None:

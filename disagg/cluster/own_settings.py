@@ -30,11 +30,18 @@ def decide_ports(settings: Settings) -> Settings:
 
 
 def with_certificates(settings: Settings, folder: Path, report: Callable[[str], None]) -> Settings:
-    """Settings with certificates of this run, unless others are set or none are wanted."""
+    """Settings with certificates of this run, unless others are set or none are wanted.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
     cluster = settings.cluster
     if cluster.tls_directory or cluster.allow_insecure:
         return settings
-    nodes = create_for_one_run(folder / CERTIFICATES)
+    try:
+        nodes = create_for_one_run(folder / CERTIFICATES)
+    except OSError as error:  # no room on the disk
+        raise ConfigError(f"{folder / CERTIFICATES}: {error.strerror}") from error
     report(f"certificates of this run are in {nodes.parent} (node, client)")
     with_them = cluster.model_copy(update={"tls_directory": str(nodes)})
     return settings.model_copy(update={"cluster": with_them})

@@ -35,6 +35,19 @@ class RunFolder:
         self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._held, fcntl.LOCK_SH)
 
+    def write(self, name: str, text: str) -> Path:
+        """Leave a file there; returns its path.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        path = self.path / name
+        try:
+            path.write_text(text)
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from error
+        return path
+
     def remove(self) -> None:
         """Remove the folder with everything in it.
 

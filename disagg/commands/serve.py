@@ -203,8 +203,7 @@ def _route_in_processes(settings: Settings) -> None:
     router_options(settings)  # a bad checkpoint is reported before anything starts
     settings = decide_ports(settings)
     folder = RunFolder()
-    file = folder.path / "settings.yaml"
-    file.write_text(yaml.safe_dump(settings.model_dump(mode="json")))
+    file = folder.write("settings.yaml", yaml.safe_dump(settings.model_dump(mode="json")))
     command = [sys.executable, "-m", "disagg.commands", "router", "--config", str(file)]
     group = RouterGroup(
         [*command, f"--end-with-parent={os.getpid()}"], settings, folder.path, log.info

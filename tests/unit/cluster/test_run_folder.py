@@ -34,6 +34,16 @@ def test_a_run_folder_comes_and_goes(precious: Path) -> None:
     assert precious.exists()
 
 
+def test_a_file_that_finds_no_room_is_named() -> None:
+    folder = RunFolder()
+    made, folder.path = folder.path, Path("/dev")
+    with pytest.raises(ConfigError, match=r"^/dev/full: No space left on device$"):
+        folder.write("full", "x" * 10_000)
+    folder.path = made
+    assert folder.write("settings.yaml", "x").read_text() == "x"
+    folder.remove()
+
+
 @pytest.mark.parametrize("wrong", [".", "", "/tmp", "relative", "other"])
 def test_another_folder_is_never_removed(precious: Path, wrong: str) -> None:
     folder = RunFolder()
