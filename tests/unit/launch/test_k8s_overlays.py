@@ -203,7 +203,9 @@ def test_with_autoscaling_nobody_else_says_how_many() -> None:
     scaler = of_kind(made, "HorizontalPodAutoscaler")["spec"]
     router = of_kind(made, "Deployment", scaler["scaleTargetRef"]["name"])
     assert "replicas" not in router["spec"]
-    assert scaler["minReplicas"] > of_kind(made, "PodDisruptionBudget")["spec"]["maxUnavailable"]
+    budget = of_kind(made, "PodDisruptionBudget")["spec"]
+    assert scaler["minReplicas"] > budget["maxUnavailable"]
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow", "no workers, no ready router"
     cpu = router["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"]
     assert cpu == "1"  # what the utilisation is a share of: a router is one process
     cluster = of_kind(made, "RayCluster")["spec"]
