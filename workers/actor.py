@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -22,6 +23,8 @@ WORKER_PATH = "disagg.workers.worker:Worker"
 NODE_HOST = "node"
 """Value of ``host``: the address under which Ray knows the node the worker runs on."""
 FAILED_EXIT_CODE = 70
+_TOLD_S = 2.0
+"""The supervisor asks twice a second, and ends the process of a worker that has drained."""
 ROUTER_DIRECTORY = "disagg-routers"
 """Name of the actor that knows the routers (`disagg/cluster/router_directory.py`)."""
 DIRECTORY_TIMEOUT_S = 5.0
@@ -55,7 +58,7 @@ class HostedWorker(Protocol):
         """Stop serving; False when that took longer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what an actor of an older release leaves out has its default
 class WorkerState:
     """State of an actor's worker; valid for the incarnation it names."""
 
@@ -74,6 +77,8 @@ class WorkerState:
     """Why no router has it; "" when one has."""
     is_stopping: bool = False
     """It was asked to end, by whoever supervised it then."""
+    has_drained: bool = False
+    """It has ended in order, by a signal, a router's order or its own; its process ends too."""
 
 
 class WorkerActor:
@@ -101,6 +106,7 @@ class WorkerActor:
         self._worker: HostedWorker = getattr(importlib.import_module(module), name)(options)
         self._worker.routers_of_cluster = routers_of_cluster
         self._stopping = threading.Event()
+        self._has_drained = False
         self._refused = ""
         try:
             self._worker.start()
@@ -127,6 +133,7 @@ class WorkerActor:
             refused=self._refused,
             unregistered=why_unregistered(self._worker.registrations.copy()),
             is_stopping=self._stopping.is_set(),
+            has_drained=self._has_drained,
         )
 
     def set_role(self, role: str) -> WorkerState:
@@ -160,6 +167,8 @@ class WorkerActor:
             log.error("worker failed, process ends: %s", self._worker.failed)
         else:
             log.info("worker has drained, process ends")
+            self._has_drained = True
+            time.sleep(_TOLD_S)
         logging.shutdown()
         os._exit(FAILED_EXIT_CODE if self._worker.failed else 0)
 

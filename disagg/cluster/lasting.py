@@ -40,7 +40,7 @@ class LastingSupervision:
         """
         while True:
             self._charge.take(see)
-            supervisor = self._supervisor()
+            supervisor = self._supervisor(see)
             try:
                 supervisor.start()
                 while True:
@@ -49,6 +49,8 @@ class LastingSupervision:
                     tell(supervisor)
             except ChargeLostError as error:
                 self._report(error.message)
+            finally:
+                supervisor.close()
 
     def end_workers(self, see: Callable[[], None], on_begin: Callable[[Supervisor], None]) -> None:
         """End the workers that run, once no other process is in charge of them.
@@ -61,7 +63,7 @@ class LastingSupervision:
             ExpiredError: a supervisor runs, which would start them again.
         """
         self._charge.take(see, _TAKE_TIMEOUT_S)
-        supervisor = self._supervisor()
+        supervisor = self._supervisor(see)
         on_begin(supervisor)
         supervisor.find()
         supervisor.stop(drain=True)
@@ -70,11 +72,15 @@ class LastingSupervision:
         """Let another process take over; workers stay."""
         self._charge.give_back()
 
-    def _supervisor(self) -> Supervisor:
+    def _supervisor(self, see: Callable[[], None]) -> Supervisor:
+        def confirm() -> None:
+            self._charge.confirm()
+            see()  # hosts may be waited for, or workers' drains, for longer than Ray's silence
+
         return Supervisor(
             self._settings,
             self._report,
             self._worker_path,
             lasting=True,
-            confirm=self._charge.confirm,
+            confirm=confirm,
         )

@@ -42,7 +42,12 @@ class LoadWatch:
         self._headers = key_header(api_key, KEY_FILE)
         self._heard: dict[str, tuple[float, dict[str, list[Wait]]]] = {}
         self._faults: dict[str, str] = {}
+        self._closed = threading.Event()
         threading.Thread(target=self._run, name="load watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Ask no router any more."""
+        self._closed.set()
 
     def decide(self, counts: Counts, serving: Mapping[str, str]) -> tuple[Counts, str]:
         """How many workers are wanted now, and why.
@@ -66,7 +71,7 @@ class LoadWatch:
         return waits
 
     def _run(self) -> None:
-        while True:
+        while not self._closed.is_set():
             for url in self._router_urls:
                 try:
                     self._heard[url] = time.monotonic(), self._ask(url)
@@ -83,7 +88,7 @@ class LoadWatch:
                 if fault and fault != self._faults.get(url):
                     log.warning("%s; nothing is scaled meanwhile", fault)
                 self._faults[url] = fault
-            time.sleep(_POLL_S)
+            self._closed.wait(_POLL_S)
 
     def _ask(self, url: str) -> dict[str, list[Wait]]:
         asked = urllib.request.Request(url.rstrip("/") + _PATH, headers=self._headers)

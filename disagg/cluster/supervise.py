@@ -5,14 +5,22 @@ import time
 from collections.abc import Callable
 
 import ray
+from ray.exceptions import ActorAlreadyExistsError
 
 from disagg.cluster.counts import Counts, Fleet, Wish
 from disagg.cluster.places import Places
 from disagg.cluster.roles import assign_roles, own_role
 from disagg.cluster.scale_record import read_fleet, read_wish, write_fleet
-from disagg.cluster.supervised import Report, Supervised
+from disagg.cluster.supervised import Report, Supervised, last_line
 from disagg.cluster.wanted_counts import WantedCounts
-from disagg.cluster.worker_actors import create_actor, describe_free, end_actor, find_actors
+from disagg.cluster.worker_actors import (
+    create_actor,
+    describe_free,
+    end_actor,
+    find_actors,
+    has_begun,
+    remove_left_groups,
+)
 from disagg.cluster.worker_plans import WorkerPlans
 from disagg.cluster.workforce import Workforce
 from disagg.config import Settings
@@ -77,9 +85,12 @@ class Supervisor:
             return
         told = read_fleet()
         roles = told.roles if told is not None else {}
-        for name, actor in find_actors().items():
+        actors = find_actors()
+        self._confirm()
+        remove_left_groups(actors)
+        for name, actor in actors.items():
             role = roles.get(name.worker_id) or own_role(name.worker_id)
-            self.workforce.add_found(name, role, actor)
+            self.workforce.add_found(name, role, actor, has_served=has_begun(actor))
         if self.workforce.workers:
             self._report(
                 f"found workers {', '.join(sorted(w.worker_id for w in self.workforce.workers))}"
@@ -165,6 +176,10 @@ class Supervisor:
                 end_actor(worker.name, worker.actor)
         self.workforce.workers.clear()
 
+    def close(self) -> None:
+        """Look after the workers no more; they stay."""
+        self._wanted.close()
+
     def hurry(self) -> None:
         """Let nothing that goes on end any more; for a signal handler, while `stop` runs."""
         self._hurried = True
@@ -244,8 +259,11 @@ class Supervisor:
                 worker.node_id,
                 lasting=self._lasting,
             )
-        except ValueError:  # the last one's name is not free yet
+        except ActorAlreadyExistsError:  # the last one's name is not free yet
             log.debug("%s is not free yet", worker.name)
+        except ValueError as error:
+            worker.fault = f"Ray refuses it: {last_line(error)}"
+            worker.say(worker.fault)
 
     def _turn_over(self) -> None:
         """Let one worker leave whose settings have changed, or that is not wanted any more."""

@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
 from disagg.cluster.back_off import BackOff
-from disagg.cluster.worker_actors import ActorName, end_actor
+from disagg.cluster.worker_actors import ActorName, end_actor, remove_group
 from disagg.workers.actor import WorkerState
 
 Report = Callable[[str], None]
@@ -55,7 +55,8 @@ class Supervised:
     """Why its last life ended without serving."""
     said: str = ""
     heard: Any = None
-    """The actor, once it has answered. No other: Ray keeps the name of one that is referred to."""
+    """The actor, once it is known to have served; no other, as Ray keeps the name of one that is
+    referred to."""
     unknown_since_s: float = 0.0
     looked_s: float = float("inf")
     silent_s: float = 0.0
@@ -114,6 +115,7 @@ class Supervised:
             self.say(last_line(error))
             self.serves = False
         except RayError as error:  # its process has ended
+            remove_group(self.name)  # what comes next may have another name
             self._ended(last_line(error))
 
     def see_silence(self, now_s: float, patience_s: float) -> None:
@@ -175,9 +177,10 @@ class Supervised:
         self.said = reason
 
     def _heard(self, state: WorkerState) -> None:
-        if state.refused or state.is_stopping:
+        if state.refused or state.is_stopping or state.has_drained:
             end_actor(self.name, self.actor)
-            self._ended(state.refused or "it was being stopped")
+            why = "it has drained" if state.has_drained else "it was being stopped"
+            self._ended(state.refused or why)
             return
         if self.state is None or self.state.epoch != state.epoch:
             again = " again" if self.state is not None else ""

@@ -29,6 +29,11 @@ class WantedCounts:
         self._ranges = tuple(settings.autoscale.ranges)
         self._load_watch = watch_load(settings)
 
+    def close(self) -> None:
+        """Ask no router any more."""
+        if self._load_watch is not None:
+            self._load_watch.close()
+
     def follow(self, wish: Wish | None, serving: Mapping[str, str]) -> bool:
         """Want what settings, an operator or the load say; returns whether that has changed.
 

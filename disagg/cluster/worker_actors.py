@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
+from disagg.cluster.head_store import head_answers
 from disagg.workers.actor import WorkerActor
 from disagg.workers.options import WorkerOptions
 
@@ -94,6 +95,16 @@ def find_actors() -> dict[ActorName, Any]:
     return found
 
 
+def has_begun(actor: Any) -> bool:
+    """Whether a worker's actor has been made, which it is once the worker serves.
+
+    Ray's own libraries ask so; there is no public way that needs no dashboard.
+    """
+    with head_answers():
+        found = ray._private.state.state.actor_table(actor._actor_id.hex())
+    return bool(found) and found["State"] == "ALIVE"
+
+
 def create_actor(
     name: ActorName,
     options: WorkerOptions,
@@ -114,7 +125,8 @@ def create_actor(
         lasting: it outlives this process.
 
     Raises:
-        ValueError: the name is taken, also for a moment after its owner was ended.
+        ActorAlreadyExistsError: the name is taken, also for a moment after its owner was ended.
+        ValueError: Ray takes no such needs.
     """
     lifetime = "detached" if lasting else None
     strategy: Any = "SPREAD"
@@ -137,6 +149,22 @@ def create_actor(
         max_task_retries=0,
         scheduling_strategy=strategy,
     ).remote(options, worker_path)
+
+
+def remove_left_groups(actors: Collection[ActorName]) -> None:
+    """Give back what is reserved for workers without an actor.
+
+    One may have ended, or its supervisor was killed before it had created it, and the next one may
+    want a worker of another name there.
+
+    Args:
+        actors: that exist.
+    """
+    groups = ray.util.placement_group_table()
+    for group in groups.values():
+        name = ActorName.parse(group["name"])
+        if name is not None and name not in actors and group["state"] != "REMOVED":
+            remove_group(name)
 
 
 def end_actor(name: ActorName, actor: Any) -> None:

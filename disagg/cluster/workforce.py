@@ -80,10 +80,19 @@ class Workforce:
         ended = tuple(w.worker_id for w in wanted if w.fault and not w.serves)
         return FleetReport(len(wanted) - len(missing), missing, ended)
 
-    def add_found(self, name: ActorName, role: str, actor: Any) -> None:
-        """Take over a worker that runs already, with the role it has been given."""
+    def add_found(self, name: ActorName, role: str, actor: Any, *, has_served: bool) -> None:
+        """Take over a worker that runs already, with the role it has been given.
+
+        Args:
+            name: of its actor.
+            role: that it has been given.
+            actor: to be asked how it is.
+            has_served: it hangs if it does not answer; else it may still start.
+        """
         worker = self._supervised(role, name)
         worker.actor = actor
+        if has_served:
+            worker.heard, worker.unknown_since_s = actor, time.monotonic()
         self.workers.append(worker)
 
     def want(self, plans: WorkerPlans) -> None:

@@ -312,6 +312,26 @@ def test_a_host_that_ray_drains_loses_its_workers_before_its_end(
     assert epochs(supervise(), "prefill-0", "decode-0") == after
 
 
+RANKS = (
+    "cluster.num_decode=0",
+    "cluster.num_cpus_per_worker=0.3",
+    "worker.tensor_parallel=2",
+    "worker.tensor_parallel_backend=ray",
+)
+
+
+def test_what_was_reserved_for_a_worker_that_died_is_given_back(supervise: Supervise) -> None:
+    """With three times 0.3 of one CPU there is no room for another one."""
+    first = supervise(*RANKS)
+    first.wait_for("^all workers serve$", BOUND_S)
+    (*_, serves) = said(first, SERVES.format("prefill-0", "(?: again)?"))
+    pid = re.search(r"pid (\d+)", serves)
+    assert pid is not None
+    first.process.send_signal(signal.SIGKILL)
+    os.kill(int(pid[1]), signal.SIGKILL)
+    supervise(*RANKS, "worker.num_blocks=64").wait_for("^all workers serve$", BOUND_S)
+
+
 def test_without_its_cluster_the_supervisor_ends(supervise: Supervise, ray: Program) -> None:
     program = supervise()
     epochs(program, "prefill-0", "decode-0")

@@ -55,6 +55,15 @@ def watching(tmp_path: Path, **autoscale: Any) -> LoadWatch:
     return found
 
 
+def test_one_that_is_closed_asks_nobody(tmp_path: Path, url: str) -> None:
+    before = set(threading.enumerate())
+    watch = watching(tmp_path, router_urls=[url])
+    (thread,) = {one for one in threading.enumerate() if one.name == "load watch"} - before
+    watch.close()
+    thread.join(BOUND_S)
+    assert not thread.is_alive()
+
+
 def grows(watch: LoadWatch) -> bool:
     decided, why = watch.decide(Counts(1, 1), {"p": "prefill", "d": "decode"})
     assert bool(why) == (decided != Counts(1, 1))

@@ -1,7 +1,9 @@
 """A worker that has served and does not answer any more is taken for hung, and ended."""
 
+import pickle
 import time
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +107,30 @@ def test_one_that_no_router_takes_is_named_with_the_reason(
     assert worker.said == "it serves, and no router has it: router a:1: not registered"
     answer(worker)
     assert worker.said == ""
+
+
+def test_one_that_has_drained_is_said_to(
+    worker: Supervised, said: list[str], ended: list[Any]
+) -> None:
+    answer(worker)
+    assert worker.state is not None
+    worker.asked = replace(worker.state, has_drained=True)
+    worker.hear()
+    assert ended == ["first life"]
+    assert said[-1] == "worker decode-0: it has drained; a new one in 0 s"
+    assert worker.fault == ""
+
+
+def test_an_answer_of_an_older_release_has_the_defaults_of_what_it_lacks(
+    worker: Supervised,
+) -> None:
+    answer(worker)
+    older = pickle.loads(pickle.dumps(worker.state))
+    for name in ("has_drained", "is_stopping"):
+        object.__delattr__(older, name)
+    worker.asked = pickle.loads(pickle.dumps(older))
+    worker.hear()
+    assert worker.serves
 
 
 def test_nothing_refers_to_the_actor_of_a_life_that_has_ended(worker: Supervised) -> None:

@@ -1,9 +1,11 @@
 """Which workers are wanted, who serves and why others do not; without Ray."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from disagg.cluster import supervised
 from disagg.cluster.supervised import Supervised
 from disagg.cluster.worker_actors import ActorName
 from disagg.cluster.worker_plans import WorkerPlans
@@ -76,7 +78,7 @@ def test_all_serve_when_each_has_its_role_and_settings(workforce: Workforce) -> 
 
 def test_of_two_with_one_id_the_current_one_stays(workforce: Workforce) -> None:
     """A supervisor that was ended in the middle of a turnover leaves both."""
-    workforce.add_found(ActorName("prefill-0", OLD), "prefill", object())
+    workforce.add_found(ActorName("prefill-0", OLD), "prefill", object(), has_served=True)
     current = workforce.workers[0]
     workforce.workers.reverse()
     workforce.want(workforce.plans)
@@ -99,12 +101,25 @@ def test_who_leaves_for_good_serves_until_it_has_ended(
     assert workforce.find_next_to_leave({"host"}) is None
 
 
+def test_one_that_is_found_hangs_if_it_has_served(
+    workforce: Workforce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr(supervised, "end_actor", lambda name, actor: ended.append(actor))
+    for actor, has_served in (("starts", False), ("hangs", True)):
+        workforce.add_found(ActorName("decode-7", OLD), "decode", actor, has_served=has_served)
+        found = workforce.workers[-1]
+        for now_s in range(302):
+            found.see_silence(float(now_s), 300.0)
+    assert ended == ["hangs"]
+
+
 def test_those_that_should_stay_come_first(settings: Settings, workforce: Workforce) -> None:
     """These keep their roles: the wanted, then who serves, then who is in its own role."""
     workforce.want(plans(settings, decode_0="decode", decode_1="prefill", prefill_0="prefill"))
     serve(named(workforce, "decode-1"), "prefill")
     serve(named(workforce, "prefill-0"), "prefill")
-    workforce.add_found(ActorName("decode-7", OLD), "decode", object())
+    workforce.add_found(ActorName("decode-7", OLD), "decode", object(), has_served=True)
     workforce.workers[-1].is_wanted = False
     assert list(workforce.present) == ["prefill-0", "decode-1", "decode-0", "decode-7"]
 
