@@ -3,8 +3,10 @@
 import http.client
 import json
 import logging
+import socket
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import Mapping
@@ -32,12 +34,13 @@ class LoadWatch:
 
     Args:
         options: of the automatic mode.
-        router_urls: of the routers' admin ports.
+        router_urls: of the routers' admin ports; a name may stand for several.
         api_key: that may observe; "" where there are no keys.
     """
 
     def __init__(self, options: AutoscaleOptions, router_urls: list[str], api_key: str) -> None:
         self._scaling = Autoscaling(options)
+        self._named_urls = router_urls
         self._router_urls = router_urls
         self._headers = key_header(api_key, KEY_FILE)
         self._heard: dict[str, tuple[float, dict[str, list[Wait]]]] = {}
@@ -72,6 +75,10 @@ class LoadWatch:
 
     def _run(self) -> None:
         while not self._closed.is_set():
+            self._router_urls = [one for url in self._named_urls for one in _each(url)]
+            for left in self._faults.keys() - set(self._router_urls):
+                self._heard.pop(left, None)
+                del self._faults[left]
             for url in self._router_urls:
                 try:
                     self._heard[url] = time.monotonic(), self._ask(url)
@@ -136,6 +143,26 @@ def read_key(path: str) -> str:
         raise ConfigError(f"{KEY_FILE}: {path}: {error}", param=KEY_FILE) from None
     key_header(key, KEY_FILE)
     return key
+
+
+def _each(url: str) -> list[str]:
+    """One URL for each address of its host, where there are several, as of a headless Service.
+
+    Of one kind: a host that has both is one. With https it stays, as the certificate is the name's.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        return [url]
+    port = parts.port or 80
+    try:
+        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return [url]
+    for family, shown in ((socket.AF_INET, "{}"), (socket.AF_INET6, "[{}]")):
+        hosts = sorted({str(address[0]) for kind, *_, address in found if kind == family})
+        if len(hosts) > 1:
+            return [f"http://{shown.format(host)}:{port}{parts.path}" for host in hosts]
+    return [url]
 
 
 def _now_ms() -> int:

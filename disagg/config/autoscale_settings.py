@@ -49,8 +49,8 @@ class AutoscaleSettings(Section):
     """They have waited less than a quarter of it for so long before there is one worker fewer. A
     number that was too few is tried again after twice the time, and so on."""
     router_urls: tuple[str, ...] = Field(default=(), strict=False)
-    """Admin ports (http://host:8001) of all routers, which say how long requests wait. Empty: the
-    router of these settings."""
+    """Admin ports (http://host:8001) of all routers, which say how long requests wait; a name
+    stands for each of its addresses. Empty: the router of these settings."""
     api_key_file: str = ""
     """File with an API key that may observe, where routers have keys (disagg keys create --scope
     observe)."""

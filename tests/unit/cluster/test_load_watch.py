@@ -1,6 +1,7 @@
 """Routers are asked what requests wait; one that does not answer stops the automatic mode."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -94,6 +95,35 @@ def test_a_router_that_is_away_or_refuses_the_key_changes_nothing(
         assert not grows(watch)
         time.sleep(0.05)
     assert not grows(watch)
+
+
+def test_every_address_of_a_name_is_asked(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a headless Service; a host with an address of each kind is one router."""
+    port = int(url.rpartition(":")[2])
+    _Router.waits = [{"role": "prefill", "age_ms": 0, "waited_ms": 9_000}]
+    look_up = socket.getaddrinfo
+    stream, hosts = socket.SOCK_STREAM, ["127.0.0.1", "127.0.0.2"]
+
+    def named(host: str, *rest: Any, **more: Any) -> Any:
+        if host != "routers.test":
+            return look_up(host, *rest, **more)
+        found = [(socket.AF_INET, stream, 6, "", (one, port)) for one in hosts]
+        return [*found, (socket.AF_INET6, stream, 6, "", ("::1", port, 0, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", named)
+    watch = watching(tmp_path, router_urls=(f"http://routers.test:{port}",))
+    deadline = time.monotonic() + BOUND_S
+    while f"http://127.0.0.2:{port} does not say" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not grows(watch)
+    hosts.remove("127.0.0.2")
+    while not grows(watch):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    watch.close()
 
 
 def test_every_process_of_a_router_is_asked(
