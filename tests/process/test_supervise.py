@@ -97,6 +97,8 @@ def test_workers_find_the_routers_that_have_announced_themselves(
             "model.dir": checkpoint,
             "cluster.ray_address": ray[1],
             "cluster.router_addresses": "ray",
+            "cluster.hash_key": "ab" * 32,
+            "cluster.allow_insecure": "true",
             "router.http_port": "0",
             "router.admin_port": "0",
         }
