@@ -249,14 +249,18 @@ def _shed(request: RoutedRequest, demand: Demand, plan: Plan) -> None:
     """Refuse what wants its first token sooner than the best plan, or than now, if it wants that.
 
     Raises:
-        SloError: with the time after which as much work is done as is too much.
+        SloError: with the time after which as much work is done as is too much, if that helps.
     """
-    own_ms = plan.estimate.ttft_ms if plan.estimate is not None else 0.0
+    own_ms, queue_ms = 0.0, 0.0
+    if plan.estimate is not None:
+        own_ms, queue_ms = plan.estimate.ttft_ms, plan.estimate.queue_ms
     if demand.is_shed(own_ms):
         ttft_ms, wanted_ms = demand.waited_ms + own_ms, demand.slo.ttft_ms
         request.refused = plan.considered or (considered(plan),)
+        retry_after_s = max(1, min(RETRY_AFTER_MAX_S, ceil((ttft_ms - wanted_ms) / 1000)))
         raise SloError(
             f"the first token is expected after {ttft_ms:.0f} ms, {wanted_ms} are wanted",
             param="disagg.ttft_ms",
-            retry_after_s=max(1, min(RETRY_AFTER_MAX_S, ceil((ttft_ms - wanted_ms) / 1000))),
+            # Without any queue it would be as late.
+            retry_after_s=retry_after_s if own_ms - queue_ms <= wanted_ms else 0,
         )
