@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from disagg.errors import CapacityError, DisaggError
-from disagg.messages.session import Submit, ToWorkerMessage
+from disagg.messages.session import ToWorkerMessage
+from disagg.messages.submit import Submit
 from disagg.router.client_stream import ClientStream
 from disagg.router.observed_call import ObservedChoice
 from disagg.routing.actions import Deliver, NewRequest

@@ -12,7 +12,10 @@ from disagg.errors import DuplicateRequestError, StoppingError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEventBatch, KVSnapshot
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import Submit, ToRouterMessage, TransferReport, WorkerStats
+from disagg.messages.reports import TransferReport
+from disagg.messages.session import ToRouterMessage
+from disagg.messages.stats import WorkerStats
+from disagg.messages.submit import Submit
 from disagg.router.client_requests import ClientRequests
 from disagg.router.client_stream import STOP_STRING, ClientStream, Unread
 from disagg.router.metrics import Metrics

@@ -13,7 +13,8 @@ from prometheus_client import (
     generate_latest,
 )
 
-from disagg.messages.session import TransferReport, WorkerStats
+from disagg.messages.reports import TransferReport
+from disagg.messages.stats import WorkerStats
 from disagg.router.core_metrics import CoreCollector
 from disagg.router.keys import TENANTS_MAX
 from disagg.router.plain_metrics import Count, PlainCounter, PlainHistogram

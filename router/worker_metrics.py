@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from disagg.messages.session import RESIDENCY_BOUNDS_MS, WorkerStats
+from disagg.messages.stats import RESIDENCY_BOUNDS_MS, WorkerStats
 from disagg.router.vllm_metrics import WORKER_ALIASES
 
 PREFIX = "disagg_worker_"

@@ -18,11 +18,11 @@ from disagg.messages.session import (
     Cancel,
     Claim,
     Drain,
-    Submit,
     ToWorkerMessage,
     WorkerIdClaimed,
     receipt_of,
 )
+from disagg.messages.submit import Submit
 from disagg.scheduling.actions import TierKey, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core, worker_stats

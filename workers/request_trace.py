@@ -14,15 +14,9 @@ from opentelemetry.trace import Span, StatusCode
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import SequenceOutput, StepOutputs
 from disagg.messages.peer import Offers, PeerMessage, Release, Reserve
-from disagg.messages.session import (
-    PartEnded,
-    PrefillReport,
-    Role,
-    Submit,
-    ToRouterMessage,
-    TransferKind,
-    TransferReport,
-)
+from disagg.messages.reports import PrefillReport, TransferKind, TransferReport
+from disagg.messages.session import PartEnded, ToRouterMessage
+from disagg.messages.submit import Role, Submit
 from disagg.telemetry.exporters import exporter_named_in, tracer_for
 from disagg.telemetry.trace_context import context_of, traceparent_of
 from disagg.transfer.actions import PostRead

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from disagg.errors import CapacityError
-from disagg.messages.session import ToRouterMessage, WorkerStats, router_of
+from disagg.messages.session import ToRouterMessage, router_of
+from disagg.messages.stats import WorkerStats
 from disagg.scheduling.told_stats import ToldStats
 
 log = logging.getLogger(__name__)

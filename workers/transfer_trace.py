@@ -15,7 +15,8 @@ from opentelemetry.util.types import AttributeValue
 
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Offers
-from disagg.messages.session import PartEnded, ToRouterMessage, TransferReport
+from disagg.messages.reports import TransferReport
+from disagg.messages.session import PartEnded, ToRouterMessage
 from disagg.transfer.actions import PostRead
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from benchmarks.coordinator.cases import BLOCK, coordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import Role, Submit
+from disagg.messages.submit import Role, Submit
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import Step, StepResult

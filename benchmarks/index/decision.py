@@ -14,9 +14,11 @@ from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent, TierStored
 from disagg.messages.registration import Contract, GroupInfo, TierInfo, WorkerInfo
+from disagg.messages.reports import GroupTransfer, TransferReport
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import GroupTransfer, Role, Submit, TransferReport, WorkerStats
+from disagg.messages.stats import WorkerStats
 from disagg.messages.step_times import StepShape
+from disagg.messages.submit import Role, Submit
 from disagg.routing.actions import NewRequest, ToWorker
 from disagg.routing.core import RouterCore
 from disagg.routing.options import RoutingOptions

@@ -26,7 +26,7 @@ from disagg.kv.event_log import KVEventLog
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import RESIDENCY_BOUNDS_MS, ResidencyHistogram, WorkerStats
+from disagg.messages.stats import RESIDENCY_BOUNDS_MS, ResidencyHistogram, WorkerStats
 from disagg.messages.step_times import StepShape
 from disagg.router.worker_metrics import COUNTERS, RESIDENCY
 from disagg.scheduling.step_meter import StepMeter

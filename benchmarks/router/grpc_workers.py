@@ -16,14 +16,9 @@ from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.identity import Incarnation
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import (
-    Cancel,
-    PrefillReport,
-    Role,
-    Submit,
-    TransferReport,
-    receipt_of,
-)
+from disagg.messages.reports import PrefillReport, TransferReport
+from disagg.messages.session import Cancel, receipt_of
+from disagg.messages.submit import Role, Submit
 from disagg.testing.scripted_worker import CONTRACT, HASH_KEY, READY, ScriptedWorker
 from disagg.wire.registration_codec import worker_info_to_wire
 from disagg.wire.session_batches import MESSAGES_MAX, batched, take, unbatched

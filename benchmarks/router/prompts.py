@@ -25,7 +25,7 @@ from benchmarks.router.environment import MODEL
 from benchmarks.router.grpc_workers import InstantWorker, info_of
 from benchmarks.transfer.figures import MS, figure
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import Submit
+from disagg.messages.submit import Submit
 from disagg.router.chat import Chat
 from disagg.router.chat_template import ChatTemplate
 from disagg.router.new_core import new_core

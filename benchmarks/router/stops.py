@@ -22,7 +22,7 @@ from benchmarks.transfer.figures import MS, figure
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksStored, KVSnapshot, TierStored
 from disagg.messages.registration import GroupInfo
-from disagg.messages.session import RESIDENCY_BOUNDS_MS, ResidencyHistogram, WorkerStats
+from disagg.messages.stats import RESIDENCY_BOUNDS_MS, ResidencyHistogram, WorkerStats
 from disagg.router.metrics import Metrics
 from disagg.router.worker_metrics import COUNTERS, RESIDENCY
 from disagg.routing.index import PrefixIndex

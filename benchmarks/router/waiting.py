@@ -21,7 +21,8 @@ from benchmarks.index.workload import Block
 from benchmarks.router.fleet import print_share
 from disagg.messages.identity import Incarnation
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import Role, RouterLoad, Submit, WorkerStats
+from disagg.messages.stats import RouterLoad, WorkerStats
+from disagg.messages.submit import Role, Submit
 from disagg.routing.actions import NewRequest, ToWorker
 
 PROMPT_TOKENS, BLOCK_TOKENS = 8192, 16

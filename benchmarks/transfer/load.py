@@ -20,7 +20,7 @@ from benchmarks.transfer.pair import Pair
 from benchmarks.transfer.plan import NodePlan
 from benchmarks.transfer.raw import RawOwner, RawReader
 from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.messages.session import Role
+from disagg.messages.submit import Role
 
 MIB = 1 << 20
 KV_HEADS, HEAD_SIZE, LAYERS = 4, 128, 4

@@ -25,16 +25,10 @@ from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Offers, PeerMessage
+from disagg.messages.reports import TransferReport
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import (
-    Cancel,
-    PartEnded,
-    PeerAddress,
-    Role,
-    Submit,
-    ToRouterMessage,
-    TransferReport,
-)
+from disagg.messages.session import Cancel, PartEnded, ToRouterMessage
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.core import WorkerCore
 from disagg.tls.connections import Connections
 from disagg.wire.stream_hello import PeerHello

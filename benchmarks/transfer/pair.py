@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.transfer.marks import Marks
 from benchmarks.transfer.node import serve
 from benchmarks.transfer.plan import NodePlan
-from disagg.messages.session import Role
+from disagg.messages.submit import Role
 
 START_S = 120.0
 ANSWER_S = 300.0

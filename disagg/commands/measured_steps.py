@@ -15,8 +15,9 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import Cancel, Role, Submit
+from disagg.messages.session import Cancel
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, StepShape
+from disagg.messages.submit import Role, Submit
 from disagg.routing.estimates.least_squares import solve
 from disagg.routing.estimates.place import StepCost
 from disagg.scheduling.admission import served_tokens_max

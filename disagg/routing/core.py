@@ -8,19 +8,18 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent, SnapshotPart
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.registration import WorkerInfo
+from disagg.messages.reports import PrefillReport, TransferReport
 from disagg.messages.router import WorkerMatch
 from disagg.messages.session import (
     PartEnded,
-    PeerAddress,
     PrefillProgress,
-    PrefillReport,
     PrefixCacheReset,
     Superseded,
     ToRouterMessage,
-    TransferReport,
     WorkerIdClaimed,
-    WorkerStats,
 )
+from disagg.messages.stats import WorkerStats
+from disagg.messages.submit import PeerAddress
 from disagg.routing.actions import (
     Connect,
     Disconnect,

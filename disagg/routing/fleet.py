@@ -8,7 +8,7 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent, SnapshotPart
 from disagg.messages.registration import WIRE_MAX, WIRE_MIN, GroupInfo, WorkerInfo
 from disagg.messages.router import WorkerMatch
-from disagg.messages.session import WorkerStats
+from disagg.messages.stats import WorkerStats
 from disagg.routing.bad_pairs import BadPairs
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.fleet_hits import FleetHits

@@ -6,13 +6,8 @@ from dataclasses import dataclass, field
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import SequenceOutput
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import (
-    Cancel,
-    PartEnded,
-    PrefillReport,
-    TransferKind,
-    TransferReport,
-)
+from disagg.messages.reports import PrefillReport, TransferKind, TransferReport
+from disagg.messages.session import Cancel, PartEnded
 from disagg.routing.actions import ToWorker
 from disagg.routing.estimates.considered import Considered
 from disagg.routing.estimates.estimate import Estimate

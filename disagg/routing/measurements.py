@@ -1,7 +1,7 @@
 """What metrics and traces say of one request, computed from its record."""
 
 from disagg.messages.frozen import dataclass
-from disagg.messages.session import PrefillTimes
+from disagg.messages.reports import PrefillTimes
 from disagg.routing.estimates.estimate import Estimate
 from disagg.routing.record import GenerationRecord, RequestRecord
 

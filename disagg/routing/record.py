@@ -2,7 +2,7 @@
 
 from disagg.messages.frozen import dataclass
 from disagg.messages.identity import Incarnation
-from disagg.messages.session import PrefillTimes, TransferReport
+from disagg.messages.reports import PrefillTimes, TransferReport
 from disagg.routing.estimates.considered import Considered
 from disagg.routing.estimates.estimate import Estimate
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from disagg.messages.session import PrefillReport, TransferKind, TransferReport
+from disagg.messages.reports import PrefillReport, TransferKind, TransferReport
 
 
 def count_report(

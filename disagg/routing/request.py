@@ -8,7 +8,8 @@ from disagg.errors import CapacityError, ContextLengthError, DisaggError, Remote
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import Claim, EndReason, PeerAddress, PullPlan, Role, Submit
+from disagg.messages.session import Claim, EndReason
+from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
 from disagg.routing.actions import NewRequest, RouterAction, ToWorker
 from disagg.routing.estimates.considered import Considered
 from disagg.routing.exclusions import Exclusions

@@ -11,13 +11,8 @@ from disagg.errors import (
 )
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import PromptLogprobs, SequenceOutput
-from disagg.messages.session import (
-    EndReason,
-    PartEnded,
-    PrefillProgress,
-    PrefillReport,
-    TransferReport,
-)
+from disagg.messages.reports import PrefillReport, TransferReport
+from disagg.messages.session import EndReason, PartEnded, PrefillProgress
 from disagg.routing.actions import Deliver, Fail, RouterAction
 from disagg.routing.end_pace import EndPace
 from disagg.routing.exclusions import TRANSFER_FAULTS, first_cause

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from disagg.messages.identity import Incarnation
-from disagg.messages.session import RouterLoad
+from disagg.messages.stats import RouterLoad
 from disagg.routing.generation import Generation
 from disagg.routing.worker import Worker
 

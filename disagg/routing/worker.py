@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import WorkerStats
+from disagg.messages.stats import WorkerStats
 from disagg.routing.pulse import Pulse
 
 if TYPE_CHECKING:  # or each command would import numpy

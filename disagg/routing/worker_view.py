@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import WorkerStats
+from disagg.messages.stats import WorkerStats
 from disagg.routing.worker import Worker
 
 

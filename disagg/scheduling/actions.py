@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from disagg.messages.session import PeerAddress, ToRouterMessage
+from disagg.messages.session import ToRouterMessage
+from disagg.messages.submit import PeerAddress
 from disagg.transfer.actions import ComputeChecksums, PostRead, Send
 
 

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.messages.session import Role, Submit
+from disagg.messages.submit import Role, Submit
 from disagg.scheduling.limits import WorkerLimits
 
 

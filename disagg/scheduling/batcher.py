@@ -33,7 +33,7 @@ from disagg.errors import InvariantViolation
 from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.messages.identity import RequestKey
-from disagg.messages.session import Role
+from disagg.messages.submit import Role
 from disagg.scheduling.block_tables import SentTables
 from disagg.scheduling.drafts import draft_of, waits_to_draft
 from disagg.scheduling.limits import WorkerLimits

@@ -34,12 +34,11 @@ from disagg.messages.session import (
     EndReason,
     PartEnded,
     ResetPrefixCache,
-    Role,
-    Submit,
     Superseded,
     ToWorkerMessage,
     WorkerIdClaimed,
 )
+from disagg.messages.submit import Role, Submit
 from disagg.scheduling.actions import (
     CheckTransport,
     ConnectPeer,

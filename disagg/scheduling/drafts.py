@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.messages.sampling import SampledToken
-from disagg.messages.session import Role
+from disagg.messages.submit import Role
 from disagg.scheduling.ngrams import NgramIndex
 from disagg.scheduling.sequence import Sequence
 from disagg.scheduling.step import SequenceSlice

@@ -6,7 +6,8 @@ from disagg.kv.sequence import KVSequence
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import SequenceOutput
 from disagg.messages.sampling import SampledToken
-from disagg.messages.session import EndReason, PartEnded, Submit
+from disagg.messages.session import EndReason, PartEnded
+from disagg.messages.submit import Submit
 from disagg.scheduling.actions import Actions, ToRouter
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.limits import Counters, WorkerLimits

@@ -1,6 +1,7 @@
 """How this worker's part of a generation waits for its turn, and how it ends."""
 
-from disagg.messages.session import EndReason, Role
+from disagg.messages.session import EndReason
+from disagg.messages.submit import Role
 from disagg.scheduling.admission import num_blocks_for
 from disagg.scheduling.handover.decode_side import DecodeSide
 from disagg.scheduling.handover.prefill_side import PrefillSide

@@ -20,7 +20,8 @@ from disagg.messages.peer import (
     WithdrawLease,
     WrongEpoch,
 )
-from disagg.messages.session import EndReason, Role
+from disagg.messages.session import EndReason
+from disagg.messages.submit import Role
 from disagg.scheduling.actions import CheckTransport
 from disagg.scheduling.handover.decode_side import DecodeSide
 from disagg.scheduling.handover.prefill_side import PrefillSide

@@ -8,15 +8,9 @@ from disagg.kv.hashing import BlockHasher
 from disagg.kv.sequence import KVSequence
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import FinishReason, PromptLogprobs, SequenceOutput
+from disagg.messages.reports import PrefillReport, PrefillTimes
 from disagg.messages.sampling import SampledToken, TokenLogprobs
-from disagg.messages.session import (
-    PeerAddress,
-    PrefillReport,
-    PrefillTimes,
-    PullPlan,
-    Role,
-    Submit,
-)
+from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
 from disagg.scheduling.block_tables import SentTables
 from disagg.scheduling.ngrams import NgramIndex
 

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from disagg.errors import InvariantViolation
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.registration import GroupInfo
-from disagg.messages.session import Role, RouterLoad, WorkerStats
+from disagg.messages.stats import RouterLoad, WorkerStats
 from disagg.messages.step_times import StepTimes
+from disagg.messages.submit import Role
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.sequence import Sequence
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence as Tokens
 from disagg.kv.blocks.hits import CacheHit
 from disagg.messages.outputs import FinishReason, PromptLogprobs, SequenceOutput
 from disagg.messages.sampling import SampledToken
-from disagg.messages.session import EndReason, PrefillProgress, Role
+from disagg.messages.session import EndReason, PrefillProgress
+from disagg.messages.submit import Role
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.drafts import accepted
 from disagg.scheduling.handover.prefill_side import PrefillSide

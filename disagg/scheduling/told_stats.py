@@ -1,6 +1,6 @@
 """What a router was told last of a worker's load, and when it has to hear of it again."""
 
-from disagg.messages.session import WorkerStats
+from disagg.messages.stats import WorkerStats
 
 BEAT_MS = 250
 """A router that waits for something at a worker hears at least so often, also without a change."""

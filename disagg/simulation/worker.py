@@ -14,12 +14,8 @@ from disagg.messages.kv_events import KVEvent
 from disagg.messages.peer import PeerMessage
 from disagg.messages.registration import WIRE_MAX, WIRE_MIN, Contract, WorkerInfo
 from disagg.messages.sampling import SampledToken
-from disagg.messages.session import (
-    Submit,
-    ToRouterMessage,
-    ToWorkerMessage,
-    receipt_of,
-)
+from disagg.messages.session import ToRouterMessage, ToWorkerMessage, receipt_of
+from disagg.messages.submit import Submit
 from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore

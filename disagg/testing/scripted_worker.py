@@ -7,8 +7,11 @@ from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.identity import Incarnation
 from disagg.messages.outputs import FinishReason, PromptLogprobs, SequenceOutput, StepOutputs
 from disagg.messages.registration import DEFAULT_REVISION, Contract, GroupInfo, WorkerInfo
+from disagg.messages.reports import PrefillReport
 from disagg.messages.sampling import TokenLogprobs
-from disagg.messages.session import PrefillReport, Role, Submit, ToRouterMessage, WorkerStats
+from disagg.messages.session import ToRouterMessage
+from disagg.messages.stats import WorkerStats
+from disagg.messages.submit import Role, Submit
 
 BLOCK_TOKENS = 4
 HASH_KEY = "the secret of a cluster without secrets"

@@ -1,7 +1,9 @@
 """What a router sends to its workers on the wire, the two parts of a generation made together."""
 
-from disagg.messages.session import Role, Submit, ToWorkerMessage
-from disagg.wire.session_codec import session_request_to_wire, submit_to_wire
+from disagg.messages.session import ToWorkerMessage
+from disagg.messages.submit import Role, Submit
+from disagg.wire.session_codec import session_request_to_wire
+from disagg.wire.submit_codec import submit_to_wire
 from disagg.wire.v1 import session_pb2
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from disagg.messages.session import (
+from disagg.messages.stats import (
     RESIDENCY_BOUNDS_MS,
     ResidencyHistogram,
     RouterLoad,

@@ -6,13 +6,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.messages.session import (
-    RESIDENCY_BOUNDS_MS,
-    ResidencyHistogram,
-    TransferKind,
-    TransferReport,
-    WorkerStats,
-)
+from disagg.messages.reports import TransferKind, TransferReport
+from disagg.messages.stats import RESIDENCY_BOUNDS_MS, ResidencyHistogram, WorkerStats
 from disagg.router.core_metrics import LABELLED, PLAIN
 from disagg.router.metrics import Metrics
 from disagg.router.vllm_metrics import ALIASES

@@ -12,19 +12,10 @@ import grpc
 
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import StepOutputs
+from disagg.messages.reports import PrefillReport, TransferReport
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import (
-    Cancel,
-    PartEnded,
-    PeerAddress,
-    PrefillReport,
-    PullPlan,
-    Role,
-    Submit,
-    ToRouterMessage,
-    ToWorkerMessage,
-    TransferReport,
-)
+from disagg.messages.session import Cancel, PartEnded, ToRouterMessage, ToWorkerMessage
+from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
 from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import session_pb2, worker_pb2, worker_pb2_grpc

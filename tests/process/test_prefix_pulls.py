@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from disagg.messages.session import GroupTransfer
+from disagg.messages.reports import GroupTransfer
 from tests.checkpoints import make_checkpoint, reference_generate
 from tests.process.direct_router import Asked, Workers
 from tests.process.harness import wait_until

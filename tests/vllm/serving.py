@@ -9,7 +9,7 @@ from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import Role, Submit
+from disagg.messages.submit import Role, Submit
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from disagg.checking.explorer.exploration import Step
 from disagg.checking.explorer.moves import Moves
 from disagg.checking.explorer.state import DRAIN_MS, GIVE_UP_MS, State, put
-from disagg.messages.session import Drain, WorkerStats
+from disagg.messages.session import Drain
+from disagg.messages.stats import WorkerStats
 
 _DRAINS = WorkerStats(0, 0, 0, 8, 8, 0, 0, 0, 0, ready=False, draining=True)
 """What its next report says; all else of it counts for the choice of workers only."""

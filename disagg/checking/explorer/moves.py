@@ -24,7 +24,8 @@ from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import Cancel, ResetPrefixCache, Role, Submit
+from disagg.messages.session import Cancel, ResetPrefixCache
+from disagg.messages.submit import Role, Submit
 from disagg.routing.actions import Deliver, Fail, RouterAction, ToWorker
 from disagg.scheduling.actions import (
     ClearTier,

@@ -12,7 +12,7 @@ from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import WorkerStats
+from disagg.messages.stats import WorkerStats
 from disagg.routing.actions import NewRequest, RouterAction
 from disagg.routing.core import RouterCore
 from disagg.routing.estimates.speeds import Speeds

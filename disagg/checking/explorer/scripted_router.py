@@ -6,19 +6,10 @@ from disagg.checking.explorer.setting import Request, Setting
 from disagg.checking.explorer.tokens import Vocabulary
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import StepOutputs
+from disagg.messages.reports import TransferKind, TransferReport
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import (
-    Cancel,
-    PartEnded,
-    PeerAddress,
-    PullPlan,
-    Role,
-    Submit,
-    ToRouterMessage,
-    TransferKind,
-    TransferReport,
-    router_of,
-)
+from disagg.messages.session import Cancel, PartEnded, ToRouterMessage, router_of
+from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
 from disagg.routing.actions import RouterAction, ToWorker
 
 

@@ -8,7 +8,7 @@ from disagg.checking.explorer.memory import Running
 from disagg.checking.explorer.tokens import Tokens
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import PeerMessage
-from disagg.messages.session import Submit
+from disagg.messages.submit import Submit
 from disagg.scheduling.actions import TierKey
 
 CRASHED, VANISHED = -1, -2

@@ -33,7 +33,8 @@ from disagg.checking.explorer.state import (
 from disagg.checking.explorer.tiers import tier_steps
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, PeerMessage, TakeOver
-from disagg.messages.session import Cancel, ResetPrefixCache, Submit
+from disagg.messages.session import Cancel, ResetPrefixCache
+from disagg.messages.submit import Submit
 
 
 class World:

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from disagg.messages.session import RESIDENCY_BOUNDS_MS, ResidencyHistogram
+from disagg.messages.stats import RESIDENCY_BOUNDS_MS, ResidencyHistogram
 
 LIFETIME, IDLE, REUSE_GAP = "lifetime", "idle", "reuse_gap"
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from disagg.messages.identity import Incarnation
-from disagg.messages.session import PrefillReport, TransferKind, TransferReport, WorkerStats
+from disagg.messages.reports import PrefillReport, TransferKind, TransferReport
+from disagg.messages.stats import WorkerStats
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, SCALE_TOKENS, StepTimes
 from disagg.routing.estimates.answers import Answers
 from disagg.routing.estimates.arrivals import Arrivals, Newcomers

@@ -7,8 +7,9 @@ from disagg.kv.transfer_plan import first_lacked
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, StepOutputs
 from disagg.messages.peer import Ended, Offers, Release, Reserve, Seal, TakeOver
+from disagg.messages.reports import TransferKind
 from disagg.messages.sampling import SampledToken, TokenLogprobs
-from disagg.messages.session import EndReason, TransferKind
+from disagg.messages.session import EndReason
 from disagg.scheduling.actions import ConnectPeer, ToRouter
 from disagg.scheduling.handover.report import committed_report, pulled_bytes, read_progress
 from disagg.scheduling.handover.worker_state import WorkerState

@@ -1,7 +1,8 @@
 """Decodes that go on at another worker, as this one is about to end."""
 
 from disagg.kv.transfer_plan import first_blocks, moved_blocks
-from disagg.messages.session import EndReason, Role
+from disagg.messages.session import EndReason
+from disagg.messages.submit import Role
 from disagg.scheduling.handover.prefill_side import PrefillSide
 from disagg.scheduling.handover.worker_state import WorkerState
 from disagg.scheduling.parts import Parts

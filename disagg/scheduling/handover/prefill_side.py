@@ -7,7 +7,8 @@ from disagg.kv.transfer_plan import complete_blocks, first_blocks, moved_blocks
 from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
 from disagg.messages.peer import Ended, Reserved, TakeOver
 from disagg.messages.sampling import SampledToken, TokenLogprobs
-from disagg.messages.session import EndReason, Role
+from disagg.messages.session import EndReason
+from disagg.messages.submit import Role
 from disagg.scheduling.admission import num_blocks_for
 from disagg.scheduling.handover.worker_state import WorkerState
 from disagg.scheduling.sequence import Phase, Sequence

@@ -11,7 +11,8 @@ from disagg.kv.blocks.hits import CacheHit, ExternalReservation
 from disagg.kv.transfer_plan import first_blocks
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, Offers
-from disagg.messages.session import PullPlan, TransferKind
+from disagg.messages.reports import TransferKind
+from disagg.messages.submit import PullPlan
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.handover.prefill_side import PrefillSide
 from disagg.scheduling.handover.report import (

@@ -3,12 +3,8 @@
 from disagg.kv.blocks.hits import ExternalReservation
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.messages.session import (
-    GroupTransfer,
-    PrefillProgress,
-    TransferKind,
-    TransferReport,
-)
+from disagg.messages.reports import GroupTransfer, TransferKind, TransferReport
+from disagg.messages.session import PrefillProgress
 from disagg.transfer.actions import InboundStats
 
 _HAD = b".h" + bytes(254)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.messages.session import TransferKind
+from disagg.messages.reports import TransferKind
 from disagg.scheduling.core import WorkerCore
 from disagg.transfer.actions import PostRead
 

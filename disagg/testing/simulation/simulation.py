@@ -19,17 +19,9 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason
 from disagg.messages.peer import PeerMessage
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import (
-    PartEnded,
-    PeerAddress,
-    PrefillReport,
-    PullPlan,
-    Role,
-    Submit,
-    ToRouterMessage,
-    TransferKind,
-    TransferReport,
-)
+from disagg.messages.reports import PrefillReport, TransferKind, TransferReport
+from disagg.messages.session import PartEnded, ToRouterMessage
+from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
 from disagg.routing.actions import (
     CacheResetEnded,
     Deliver,

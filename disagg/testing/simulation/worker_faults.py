@@ -1,6 +1,6 @@
 """What can happen to a whole worker at any moment, done to the production core."""
 
-from disagg.messages.session import Role
+from disagg.messages.submit import Role
 from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.core import WorkerCore
 

@@ -12,13 +12,9 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.peer import PeerMessage
 from disagg.messages.registration import Contract, WorkerInfo
-from disagg.messages.session import (
-    Submit,
-    ToRouterMessage,
-    ToWorkerMessage,
-    WorkerStats,
-    receipt_of,
-)
+from disagg.messages.session import ToRouterMessage, ToWorkerMessage, receipt_of
+from disagg.messages.stats import WorkerStats
+from disagg.messages.submit import Submit
 from disagg.scheduling.actions import ClearTier, Exit, ReadTier, ToRouter, WorkerAction, WriteTier
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore

@@ -5,7 +5,8 @@ from dataclasses import replace
 from disagg.messages.identity import Incarnation
 from disagg.messages.outputs import SequenceOutput, StepOutputs
 from disagg.messages.peer import Seal
-from disagg.messages.session import PartEnded, Submit
+from disagg.messages.session import PartEnded
+from disagg.messages.submit import Submit
 from disagg.routing.actions import RouterAction, ToWorker
 from disagg.routing.request_lifecycle import RequestLifecycle
 from disagg.routing.token_stream import TokenStream

@@ -4,7 +4,7 @@ from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import PeerMessage, Reserve, Reserved
-from disagg.messages.session import Role
+from disagg.messages.submit import Role
 from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.core import WorkerCore

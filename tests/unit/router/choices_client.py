@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from disagg.messages.session import Submit
+from disagg.messages.submit import Submit
 from disagg.testing.scripted_worker import BLOCK_TOKENS
 
 PROMPT = [5, 6]

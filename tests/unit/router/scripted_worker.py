@@ -17,12 +17,12 @@ from disagg.messages.session import (
     Claim,
     PrefixCacheReset,
     ResetPrefixCache,
-    Submit,
     Superseded,
     ToWorkerMessage,
     WorkerIdClaimed,
-    WorkerStats,
 )
+from disagg.messages.stats import WorkerStats
+from disagg.messages.submit import Submit
 from disagg.scheduling.claims import Claims, same_request
 from disagg.testing import scripted_worker
 from disagg.testing.scripted_worker import BLOCK_TOKENS, CONTRACT, READY

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from disagg.messages.session import RESIDENCY_BOUNDS_MS, PrefixCacheReset, ResidencyHistogram
+from disagg.messages.session import PrefixCacheReset
+from disagg.messages.stats import RESIDENCY_BOUNDS_MS, ResidencyHistogram
 from disagg.router import metrics as metrics_module
 from disagg.router.metrics import Metrics
 from disagg.testing.scripted_worker import READY

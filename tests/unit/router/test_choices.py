@@ -8,7 +8,7 @@ import pytest
 
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.sampling import TokenLogprobs
-from disagg.messages.session import Submit
+from disagg.messages.submit import Submit
 from disagg.router.client_stream import ClientStream
 from tests.unit.router.choices_client import (
     BODY,

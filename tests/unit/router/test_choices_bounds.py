@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from disagg.messages.session import Submit
+from disagg.messages.submit import Submit
 from tests.unit.router.choices_client import BODY, CHAT, LONG, PROMPT, ask, stream, texts
 from tests.unit.router.message_examples import BODY as TOOL_BODY
 from tests.unit.router.message_examples import CALL

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
-from disagg.messages.session import EndReason, PartEnded, Submit
+from disagg.messages.session import EndReason, PartEnded
+from disagg.messages.submit import Submit
 from disagg.testing.scripted_worker import READY
 from tests.unit.router.choices_client import (
     BODY,

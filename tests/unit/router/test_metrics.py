@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from disagg.messages.session import RESIDENCY_BOUNDS_MS, ResidencyHistogram, WorkerStats
+from disagg.messages.stats import RESIDENCY_BOUNDS_MS, ResidencyHistogram, WorkerStats
 from disagg.router.core_metrics import LABELLED, PLAIN
 from disagg.router.metrics import LINES_MAX, Metrics
 from disagg.router.vllm_metrics import ALIASES

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from disagg.messages.session import Role
+from disagg.messages.submit import Role
 from disagg.router.chat import Chat
 from disagg.testing.scripted_worker import prompt_logprobs_of
 from tests.unit.router.test_generation import chunks_of

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from disagg.messages.identity import Incarnation
-from disagg.messages.session import PrefillTimes
+from disagg.messages.reports import PrefillTimes
 from disagg.router.queue_pages import LATELY_MS, waits
 from disagg.routing.record import GenerationRecord, RequestRecord
 

@@ -8,15 +8,11 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksStored, TierStored
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.reports import TransferReport
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import (
-    Cancel,
-    EndReason,
-    PartEnded,
-    Submit,
-    TransferReport,
-    WorkerStats,
-)
+from disagg.messages.session import Cancel, EndReason, PartEnded
+from disagg.messages.stats import WorkerStats
+from disagg.messages.submit import Submit
 from disagg.routing.actions import Deliver, Disconnect, Fail, NewRequest, RouterAction, ToWorker
 from disagg.routing.core import RouterCore
 from disagg.routing.options import RoutingOptions

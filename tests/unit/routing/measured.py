@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.messages.session import GroupTransfer, TransferKind, TransferReport, WorkerStats
+from disagg.messages.reports import GroupTransfer, TransferKind, TransferReport
+from disagg.messages.stats import WorkerStats
 from disagg.messages.step_times import StepShape, StepTimes
 from disagg.scheduling.step_meter import WARM_UP_STEPS, StepMeter
 from tests.unit.routing.builders import STATS

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import PrefillReport, PrefillTimes, Role, Submit
+from disagg.messages.reports import PrefillReport, PrefillTimes
+from disagg.messages.submit import Role, Submit
 from tests.unit.routing.builders import Router, request, worker
 from tests.unit.routing.measured import ALL_STEPS, stats, transfer
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import Role, Submit, ToRouterMessage, ToWorkerMessage
+from disagg.messages.session import ToRouterMessage, ToWorkerMessage
+from disagg.messages.submit import Role, Submit
 from disagg.routing.actions import NewRequest
 
 

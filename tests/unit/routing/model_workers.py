@@ -11,18 +11,17 @@ from disagg.errors import CapacityError, RemoteFault
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.registration import WorkerInfo
+from disagg.messages.reports import PrefillReport
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import (
     Cancel,
     EndReason,
     PartEnded,
-    PrefillReport,
-    Role,
-    Submit,
     ToRouterMessage,
     ToWorkerMessage,
     WorkerIdClaimed,
 )
+from disagg.messages.submit import Role, Submit
 from disagg.routing.actions import (
     Connect,
     Deliver,

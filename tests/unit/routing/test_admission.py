@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from disagg.errors import CapacityError, ContextLengthError, ExpiredError, RemoteFault
 from disagg.messages.outputs import FinishReason
-from disagg.messages.session import EndReason, Submit
+from disagg.messages.session import EndReason
+from disagg.messages.submit import Submit
 from disagg.routing.actions import Fail, RouterAction
 from disagg.routing.policy.registry import POLICIES
 from tests.unit.routing.builders import Router, request, worker

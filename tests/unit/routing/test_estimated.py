@@ -6,7 +6,8 @@ import pytest
 
 from disagg.errors import SloError
 from disagg.messages.identity import RequestKey
-from disagg.messages.session import Role, TransferKind
+from disagg.messages.reports import TransferKind
+from disagg.messages.submit import Role
 from disagg.routing.actions import Fail
 from disagg.routing.generation import Generation
 from disagg.routing.policy.estimated import HOLD_MS_MAX

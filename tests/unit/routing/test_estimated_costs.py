@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.messages.session import PrefillReport, Role
+from disagg.messages.reports import PrefillReport
+from disagg.messages.submit import Role
 from disagg.routing.estimates.estimate import Estimate
 from disagg.routing.exclusions import Exclusions
 from disagg.routing.policy.appraisal import num_missed

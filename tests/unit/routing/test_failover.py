@@ -8,7 +8,8 @@ import pytest
 from disagg.errors import CapacityError, RemoteFault, RequestError
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import EndReason, Role, Submit, receipt_of
+from disagg.messages.session import EndReason, receipt_of
+from disagg.messages.submit import Role, Submit
 from disagg.routing.actions import Connect, Disconnect, NewRequest
 from disagg.routing.request import KILLS_MAX
 from tests.unit.routing.builders import STATS, Router, hashes_of, request, worker

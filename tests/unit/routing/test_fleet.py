@@ -8,7 +8,9 @@ from disagg.errors import ConfigError, RemoteFault, WorkerIdTakenError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 from disagg.messages.registration import Contract, WorkerInfo
-from disagg.messages.session import EndReason, PeerAddress, Role, RouterLoad, WorkerIdClaimed
+from disagg.messages.session import EndReason, WorkerIdClaimed
+from disagg.messages.stats import RouterLoad
+from disagg.messages.submit import PeerAddress, Role
 from disagg.routing import bad_pairs, fleet, worker_lives
 from disagg.routing.actions import Connect, RefuseRegistration, RouterAction, ToWorker
 from tests.unit.routing.builders import (

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from disagg.messages.outputs import FinishReason
-from disagg.messages.session import PrefillReport, PrefillTimes, Submit
+from disagg.messages.reports import PrefillReport, PrefillTimes
+from disagg.messages.submit import Submit
 from disagg.routing.measurements import FirstToken, PromptSources, measure_end, measure_first_token
 from tests.unit.routing.builders import Router, request, worker
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.messages.session import Role
+from disagg.messages.submit import Role
 from tests.unit.routing.builders import STATS, Router, request, worker
 
 P, P2 = (worker(name, "prefill", num_blocks=1000) for name in ("p", "p2"))

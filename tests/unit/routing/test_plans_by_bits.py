@@ -10,7 +10,7 @@ import pytest
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksStored, KVEvent, TierStored
 from disagg.messages.registration import GroupInfo, TierInfo
-from disagg.messages.session import WorkerStats
+from disagg.messages.stats import WorkerStats
 from disagg.routing.bad_pairs import RestingPairs
 from disagg.routing.exclusions import Exclusions
 from disagg.routing.fleet import Fleet

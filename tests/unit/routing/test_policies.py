@@ -7,7 +7,8 @@ import pytest
 
 from disagg.errors import ConfigError, ContextLengthError, InvariantViolation, RemoteFault
 from disagg.messages.outputs import FinishReason
-from disagg.messages.session import EndReason, Role
+from disagg.messages.session import EndReason
+from disagg.messages.submit import Role
 from disagg.routing.policy import registry
 from disagg.routing.policy.local import Local
 from disagg.routing.policy.protocol import Candidate, Demand, Plan

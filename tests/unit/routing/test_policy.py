@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import EndReason, PeerAddress, PullPlan, Role, WorkerStats
+from disagg.messages.session import EndReason
+from disagg.messages.stats import WorkerStats
+from disagg.messages.submit import PeerAddress, PullPlan, Role
 from disagg.routing.actions import NewRequest
 from tests.unit.routing.builders import CONTRACT, STATS, Router, request, worker
 

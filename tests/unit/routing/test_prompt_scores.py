@@ -8,7 +8,8 @@ from disagg.errors import ProtocolError, RemoteFault, RequestError
 from disagg.messages.outputs import FinishReason, PromptLogprobs, SequenceOutput, StepOutputs
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import TokenLogprobs
-from disagg.messages.session import EndReason, Role, Submit
+from disagg.messages.session import EndReason
+from disagg.messages.submit import Role, Submit
 from disagg.routing.actions import Deliver, NewRequest
 from disagg.routing.prompt_scores import PromptScores
 from tests.unit.routing.builders import STATS, Router, request, worker

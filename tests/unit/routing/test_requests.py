@@ -16,19 +16,10 @@ from disagg.errors import (
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.registration import WorkerInfo
+from disagg.messages.reports import PrefillReport, TransferKind, TransferReport
 from disagg.messages.sampling import TokenLogprobs
-from disagg.messages.session import (
-    EndReason,
-    PartEnded,
-    PeerAddress,
-    PrefillProgress,
-    PrefillReport,
-    Role,
-    Submit,
-    ToRouterMessage,
-    TransferKind,
-    TransferReport,
-)
+from disagg.messages.session import EndReason, PartEnded, PrefillProgress, ToRouterMessage
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.routing import request_lifecycle
 from disagg.routing.actions import Deliver, NewRequest
 from tests.unit.routing.builders import Router, hashes_of, request, worker

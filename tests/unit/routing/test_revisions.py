@@ -10,7 +10,8 @@ import pytest
 from disagg.errors import ConfigError, RemoteFault, RequestError
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import Contract, WorkerInfo
-from disagg.messages.session import EndReason, Submit
+from disagg.messages.session import EndReason
+from disagg.messages.submit import Submit
 from disagg.routing.actions import ToWorker
 from disagg.routing.revisions import REVISIONS_MAX, parse_revision_weights
 from tests.unit.routing.builders import CONTRACT, STATS, Router, hasher_of, request, worker

@@ -8,7 +8,7 @@ import pytest
 
 from disagg.messages.identity import RequestKey
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import RouterLoad
+from disagg.messages.stats import RouterLoad
 from disagg.routing.generation import Generation
 from disagg.routing.index import PrefixIndex
 from disagg.routing.options import WORKER_PREFILL_TOKENS_MAX, WORKER_WAITING_MAX

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.messages.session import RouterLoad
+from disagg.messages.stats import RouterLoad
 from tests.unit.routing.builders import STATS
 from tests.unit.routing.test_admission import Fleet
 

@@ -7,7 +7,9 @@ import pytest
 from disagg.errors import RemoteFault
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import EndReason, PartEnded, PrefillReport, Role, Submit
+from disagg.messages.reports import PrefillReport
+from disagg.messages.session import EndReason, PartEnded
+from disagg.messages.submit import Role, Submit
 from tests.unit.routing.builders import CONTRACT, STATS, Router, worker
 
 

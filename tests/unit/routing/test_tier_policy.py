@@ -6,7 +6,8 @@ import pytest
 
 from disagg.messages.kv_events import TierCleared
 from disagg.messages.registration import TierInfo, WorkerInfo
-from disagg.messages.session import EndReason, WorkerStats
+from disagg.messages.session import EndReason
+from disagg.messages.stats import WorkerStats
 from disagg.routing.policy import candidates
 from disagg.routing.policy.candidates import LOADERS_MAX
 from disagg.routing.policy.registry import POLICIES

@@ -15,7 +15,7 @@ from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import PeerAddress, Role, Submit
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.admission import num_blocks_for, rejection_of, served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits

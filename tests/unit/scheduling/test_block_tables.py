@@ -11,7 +11,8 @@ from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import Cancel, EndReason, Role, Submit
+from disagg.messages.session import Cancel, EndReason
+from disagg.messages.submit import Role, Submit
 from disagg.scheduling.block_tables import BlockTables, SentTables
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits

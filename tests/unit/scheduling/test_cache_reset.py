@@ -13,16 +13,10 @@ from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import RequestKey
 from disagg.messages.peer import AskLease, Reserve
+from disagg.messages.reports import PrefillReport
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import (
-    PeerAddress,
-    PrefillReport,
-    PrefixCacheReset,
-    PullPlan,
-    ResetPrefixCache,
-    Role,
-    Submit,
-)
+from disagg.messages.session import PrefixCacheReset, ResetPrefixCache
+from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
 from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core, worker_stats

@@ -10,7 +10,8 @@ import pytest
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, StepOutputs
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import EndReason, PeerAddress, Role, Submit
+from disagg.messages.session import EndReason
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling import ngrams, step_side
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.core import WorkerCore

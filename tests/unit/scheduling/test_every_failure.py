@@ -16,7 +16,7 @@ from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.prefix_sharing import PrefixSharing
 from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import plan_layout
-from disagg.messages.session import TransferKind
+from disagg.messages.reports import TransferKind
 from disagg.routing.record import GenerationRecord
 from disagg.scheduling.handover.budget import HandoverBudget
 from disagg.testing.simulation.config import FaultKind, PlannedFault, SimulationConfig

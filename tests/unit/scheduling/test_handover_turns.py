@@ -11,7 +11,7 @@ from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Reserve, Reserved
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import PeerAddress, Role, Submit
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.handover.budget import HandoverBudget

@@ -14,7 +14,8 @@ from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, Reserve, Reserved, TakeOver
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import EndReason, PartEnded, PeerAddress, PullPlan, Role, Submit
+from disagg.messages.session import EndReason, PartEnded
+from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
 from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.handover.inbound_admission import InboundAdmission

@@ -5,7 +5,8 @@ from typing import Any
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
 from disagg.messages.peer import Commit, CommitAnswer, Offers, TakeOver
 from disagg.messages.sampling import SampledToken
-from disagg.messages.session import CallOffDrain, Cancel, Drain, EndReason, PartEnded, Role
+from disagg.messages.session import CallOffDrain, Cancel, Drain, EndReason, PartEnded
+from disagg.messages.submit import Role
 from disagg.scheduling.actions import Drained, ToRouter, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.draining import NOTICE_MS

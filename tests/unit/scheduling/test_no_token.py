@@ -5,7 +5,8 @@ import pytest
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import EndReason, PartEnded, Role, Submit
+from disagg.messages.session import EndReason, PartEnded
+from disagg.messages.submit import Role, Submit
 from disagg.routing.exclusions import first_cause
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.step import StepResult

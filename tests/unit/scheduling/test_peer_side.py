@@ -9,7 +9,8 @@ from disagg.kv.shapes.layout import plan_layout
 from disagg.messages import peer
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import EndReason, PartEnded, PeerAddress, Role, Submit
+from disagg.messages.session import EndReason, PartEnded
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.actions import CheckTransport, ToRouter, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core

@@ -7,7 +7,8 @@ from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Reserve, Reserved
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import EndReason, PartEnded, PeerAddress, Role, Submit
+from disagg.messages.session import EndReason, PartEnded
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits

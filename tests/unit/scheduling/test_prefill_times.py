@@ -4,8 +4,9 @@ from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Reserved
+from disagg.messages.reports import PrefillReport, PrefillTimes
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import PeerAddress, PrefillReport, PrefillTimes, Role, Submit
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.step import StepResult

@@ -8,8 +8,9 @@ from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, PeerMessage, WithdrawLease
+from disagg.messages.reports import TransferReport
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import PeerAddress, PullPlan, Role, Submit, TransferReport
+from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
 from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.step import StepResult

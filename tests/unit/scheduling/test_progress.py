@@ -14,16 +14,10 @@ from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Offers, PeerMessage, ReadProgress
+from disagg.messages.reports import TransferReport
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import (
-    EndReason,
-    PartEnded,
-    PeerAddress,
-    PrefillProgress,
-    Role,
-    Submit,
-    TransferReport,
-)
+from disagg.messages.session import EndReason, PartEnded, PrefillProgress
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.admission import handover_tokens_max
 from disagg.scheduling.core import WorkerCore

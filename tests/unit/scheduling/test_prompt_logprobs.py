@@ -13,8 +13,10 @@ from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import PromptLogprobs, SequenceOutput, StepOutputs
+from disagg.messages.reports import PrefillReport
 from disagg.messages.sampling import SampledToken, SamplingParams, TokenLogprobs
-from disagg.messages.session import EndReason, PartEnded, PrefillReport, Role, Submit
+from disagg.messages.session import EndReason, PartEnded
+from disagg.messages.submit import Role, Submit
 from disagg.routing.prompt_scores import PromptScores
 from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.core import WorkerCore

@@ -9,15 +9,13 @@ from disagg.messages.session import (
     Claim,
     EndReason,
     PartEnded,
-    PeerAddress,
     PrefixCacheReset,
     ResetPrefixCache,
-    Role,
-    RouterLoad,
-    Submit,
     Superseded,
     router_of,
 )
+from disagg.messages.stats import RouterLoad
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.actions import Drained, ToRouter, WorkerAction
 from disagg.scheduling.claims import CLAIMS_MAX, TOGETHER_MS, Claims
 from disagg.scheduling.core import WorkerCore

@@ -14,7 +14,7 @@ from disagg.kv.kinds.linear_state import LinearStateManager, LinearStateSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import RequestKey
-from disagg.messages.session import PrefillReport
+from disagg.messages.reports import PrefillReport
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import STEPS_MAX

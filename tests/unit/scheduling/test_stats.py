@@ -5,7 +5,8 @@ from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Reserved
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import Cancel, PeerAddress, Role, Submit
+from disagg.messages.session import Cancel
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import worker_stats
 from tests.unit.scheduling.test_block_tables import new_core

@@ -15,7 +15,8 @@ from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, StepOutputs
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import Cancel, EndReason, PartEnded, PeerAddress, Role, Submit
+from disagg.messages.session import Cancel, EndReason, PartEnded
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.admission import num_blocks_for
 from disagg.scheduling.batcher import Batcher

@@ -11,7 +11,8 @@ import pytest
 
 from disagg.errors import ExpiredError, InvariantViolation
 from disagg.messages.identity import Incarnation
-from disagg.messages.session import ToRouterMessage, WorkerStats
+from disagg.messages.session import ToRouterMessage
+from disagg.messages.stats import WorkerStats
 from disagg.routing.estimates.place import LinkCost
 from disagg.routing.policy.registry import POLICIES
 from disagg.simulation import world as simulated_world

@@ -4,8 +4,9 @@ import pytest
 
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, StepOutputs
+from disagg.messages.reports import PrefillReport
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import PrefillReport, Role, Submit
+from disagg.messages.submit import Role, Submit
 from disagg.testing.scripted_worker import ScriptedWorker
 
 KEY = RequestKey("r", 1)

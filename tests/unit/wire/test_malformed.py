@@ -27,17 +27,10 @@ from disagg.messages.peer import (
     WrongEpoch,
 )
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.reports import TransferReport
 from disagg.messages.sampling import SamplingParams, TokenLogprobs
-from disagg.messages.session import (
-    EndReason,
-    PartEnded,
-    PeerAddress,
-    PrefillProgress,
-    PullPlan,
-    Role,
-    Submit,
-    TransferReport,
-)
+from disagg.messages.session import EndReason, PartEnded, PrefillProgress
+from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
 from disagg.wire.kv_events_codec import kv_batch_from_wire, kv_batch_to_wire
 from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
 from disagg.wire.registration_codec import worker_info_from_wire, worker_info_to_wire

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg.messages import outputs, peer, session
+from disagg.messages import outputs, peer, reports, session, stats, submit
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
 from disagg.messages.kv_events import (
     AllCleared,
@@ -135,28 +135,28 @@ sampling = st.builds(
     st.dictionaries(token, finite, max_size=4).map(lambda bias: tuple(sorted(bias.items()))), u32,
     st.text(max_size=8), tuples(token), u32, st.none() | st.integers(0, 20),
 )  # fmt: skip
-addresses = st.builds(session.PeerAddress, incarnations, name)
-pulls = st.builds(session.PullPlan, addresses, u32)
+addresses = st.builds(submit.PeerAddress, incarnations, name)
+pulls = st.builds(submit.PullPlan, addresses, u32)
 
 
 @st.composite
-def submits(draw: st.DrawFn) -> session.Submit:
-    role = draw(st.sampled_from(session.Role))
-    return session.Submit(
+def submits(draw: st.DrawFn) -> submit.Submit:
+    role = draw(st.sampled_from(submit.Role))
+    return submit.Submit(
         key=draw(own_keys),
         role=role,
         token_ids=draw(tuples(token, min_size=1)),
         hashes=draw(tuples(digest)),
         cache_salt=draw(st.binary(max_size=8)),
         sampling=draw(sampling),
-        peer=None if role is session.Role.LOCAL else draw(addresses),
-        pull=None if role is session.Role.DECODE else draw(st.none() | pulls),
-        take_over=draw(st.none() | own_keys) if role is session.Role.DECODE else None,
+        peer=None if role is submit.Role.LOCAL else draw(addresses),
+        pull=None if role is submit.Role.DECODE else draw(st.none() | pulls),
+        take_over=draw(st.none() | own_keys) if role is submit.Role.DECODE else None,
     )
 
 
 ROUTER: dict[type, st.SearchStrategy[typing.Any]] = {
-    session.Submit: submits(),
+    submit.Submit: submits(),
     session.Cancel: st.builds(session.Cancel, own_keys, text),
     session.ResetPrefixCache: st.builds(session.ResetPrefixCache, u64, router_ids),
     session.WorkerIdClaimed: st.builds(session.WorkerIdClaimed, addresses),
@@ -182,12 +182,12 @@ prompt_logprobs = st.builds(
     outputs.PromptLogprobs, own_keys, u32, tuples(st.builds(TokenLogprobs, number, tops, u32))
 )
 transfers = st.builds(
-    session.GroupTransfer, u32, name, u32, u32, st.text("ph.n", max_size=5), u32, u64, u64, u32, u64
+    reports.GroupTransfer, u32, name, u32, u32, st.text("ph.n", max_size=5), u32, u64, u64, u32, u64
 )
 counters = st.dictionaries(name, u64, max_size=3).map(lambda d: tuple(sorted(d.items())))
-num_bounds = len(session.RESIDENCY_BOUNDS_MS)
+num_bounds = len(stats.RESIDENCY_BOUNDS_MS)
 histograms = st.builds(
-    session.ResidencyHistogram,
+    stats.ResidencyHistogram,
     name,
     st.lists(u64, min_size=num_bounds + 1, max_size=num_bounds + 1).map(tuple),
     u64,
@@ -208,21 +208,21 @@ WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
         session.PartEnded, own_keys, st.sampled_from(session.EndReason), text
     ),
     session.PrefillProgress: st.builds(session.PrefillProgress, own_keys, u32),
-    session.PrefillReport: st.builds(session.PrefillReport, own_keys, u32, u32, u32, u32, u32),
-    session.TransferReport: st.builds(
-        session.TransferReport,
+    reports.PrefillReport: st.builds(reports.PrefillReport, own_keys, u32, u32, u32, u32, u32),
+    reports.TransferReport: st.builds(
+        reports.TransferReport,
         own_keys,
         incarnations,
         tuples(transfers),
         u32,
         u32,
         u32,
-        st.sampled_from(session.TransferKind),
+        st.sampled_from(reports.TransferKind),
         u32,
         text,
     ),
-    session.WorkerStats: st.builds(
-        session.WorkerStats,
+    stats.WorkerStats: st.builds(
+        stats.WorkerStats,
         u32,
         u32,
         u32,
@@ -236,7 +236,7 @@ WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
         counters,
         tuples(histograms),
         st.booleans(),
-        tuples(st.builds(session.RouterLoad, router_ids, u32, u64)),
+        tuples(st.builds(stats.RouterLoad, router_ids, u32, u64)),
         st.none() | step_times,
     ),
     session.PrefixCacheReset: st.builds(

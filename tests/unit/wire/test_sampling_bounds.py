@@ -7,7 +7,7 @@ import pytest
 from disagg.errors import ProtocolError
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import Role, Submit
+from disagg.messages.submit import Role, Submit
 from disagg.wire.session_codec import session_request_from_wire, session_request_to_wire
 
 NAN, INF = float("nan"), float("inf")

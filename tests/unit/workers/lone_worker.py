@@ -10,8 +10,9 @@ import grpc
 
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import FinishReason, StepOutputs
+from disagg.messages.reports import PrefillReport
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import PrefillReport, Role, Submit
+from disagg.messages.submit import Role, Submit
 from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
 from disagg.wire.stream_hello import PoolInfo, SessionOpen
 from disagg.wire.v1 import session_pb2, worker_pb2_grpc

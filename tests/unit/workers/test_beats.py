@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from disagg.messages.session import ToRouterMessage, WorkerStats
+from disagg.messages.session import ToRouterMessage
+from disagg.messages.stats import WorkerStats
 from disagg.scheduling.told_stats import BEAT_MS
 from disagg.workers.router_sessions import RouterSessions
 

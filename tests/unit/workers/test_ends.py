@@ -13,7 +13,7 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Ended, PeerMessage, Reserve
 from disagg.messages.registration import Contract
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import Role, Submit
+from disagg.messages.submit import Role, Submit
 from disagg.scheduling.step import Step, StepResult
 from disagg.tls.connections import Connections
 from disagg.wire.stream_hello import PeerHello

@@ -18,7 +18,7 @@ import disagg.router
 import disagg.workers
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import Role, Submit
+from disagg.messages.submit import Role, Submit
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
 from disagg.wire.session_codec import session_request_to_wire
 from disagg.wire.v1 import worker_pb2_grpc

@@ -13,7 +13,8 @@ from opentelemetry.trace import NoOpTracer
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import PartEnded, Role, Submit, ToRouterMessage
+from disagg.messages.session import PartEnded, ToRouterMessage
+from disagg.messages.submit import Role, Submit
 from disagg.scheduling.step import PLACEHOLDER, Step
 from disagg.workers.control import Control
 from disagg.workers.engines.native.native_engine import NativeEngine

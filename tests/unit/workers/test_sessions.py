@@ -17,14 +17,12 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import (
     Cancel,
-    PeerAddress,
-    Role,
-    Submit,
     ToRouterMessage,
     ToWorkerMessage,
     WorkerIdClaimed,
     receipt_of,
 )
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.core import WorkerCore
 from disagg.wire.session_batches import batched, unbatched
 from disagg.wire.session_codec import session_request_to_wire

@@ -10,7 +10,8 @@ from opentelemetry.trace import NoOpTracer
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.messages.session import Role, Submit, ToRouterMessage
+from disagg.messages.session import ToRouterMessage
+from disagg.messages.submit import Role, Submit
 from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step, StepResult
 from disagg.workers.control import Control
 from disagg.workers.request_trace import RequestTrace

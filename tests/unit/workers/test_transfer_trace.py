@@ -10,13 +10,8 @@ from opentelemetry.trace import StatusCode
 
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import OfferedRange, Offers, Seal
-from disagg.messages.session import (
-    EndReason,
-    GroupTransfer,
-    PartEnded,
-    TransferKind,
-    TransferReport,
-)
+from disagg.messages.reports import GroupTransfer, TransferKind, TransferReport
+from disagg.messages.session import EndReason, PartEnded
 from disagg.transfer.actions import PostRead
 from disagg.workers.transfer_trace import TransferTrace
 

@@ -10,16 +10,10 @@ import pytest
 
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import FinishReason, StepOutputs
+from disagg.messages.reports import TransferReport
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import (
-    PartEnded,
-    PeerAddress,
-    PullPlan,
-    Role,
-    Submit,
-    ToRouterMessage,
-    TransferReport,
-)
+from disagg.messages.session import PartEnded, ToRouterMessage
+from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
 from disagg.testing.scripted_worker import HASH_KEY
 from disagg.testing.simulation.symbolic_engine import expected_tokens
 from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire

@@ -4,7 +4,7 @@ from bisect import bisect_left
 
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.blocks.cache_policy import CachePolicy
-from disagg.messages.session import RESIDENCY_BOUNDS_MS, ResidencyHistogram
+from disagg.messages.stats import RESIDENCY_BOUNDS_MS, ResidencyHistogram
 
 
 def times_of(pool: BlockPool) -> dict[str, ResidencyHistogram]:

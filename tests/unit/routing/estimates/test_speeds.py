@@ -6,13 +6,8 @@ import pytest
 
 from disagg.messages.identity import RequestKey
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import (
-    PrefillReport,
-    PrefillTimes,
-    RouterLoad,
-    TransferKind,
-    TransferReport,
-)
+from disagg.messages.reports import PrefillReport, PrefillTimes, TransferKind, TransferReport
+from disagg.messages.stats import RouterLoad
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, StepShape, StepTimes
 from disagg.routing.estimates.estimate import Estimate, Work, estimate
 from disagg.routing.estimates.fading_mean import IDLE_HALF_LIFE_MS

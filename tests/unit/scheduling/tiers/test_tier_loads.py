@@ -16,7 +16,8 @@ from disagg.messages.peer import (
     WithdrawLease,
 )
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import Cancel, PeerAddress, Role, Submit
+from disagg.messages.session import Cancel
+from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.actions import ReadTier, WorkerAction
 from disagg.scheduling.sequence import Phase
 from disagg.scheduling.tiers.index import TierIndex

@@ -8,8 +8,10 @@ from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import SequenceOutput, StepOutputs
+from disagg.messages.reports import PrefillReport
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import PartEnded, PrefillReport, Role, Submit, ToRouterMessage
+from disagg.messages.session import PartEnded, ToRouterMessage
+from disagg.messages.submit import Role, Submit
 from disagg.scheduling.actions import (
     ClearTier,
     ReadTier,

@@ -7,8 +7,9 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import StepOutputs
+from disagg.messages.reports import PrefillReport
 from disagg.messages.sampling import SamplingParams, TokenLogprobs
-from disagg.messages.session import PrefillReport, Role, Submit
+from disagg.messages.submit import Role, Submit
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits

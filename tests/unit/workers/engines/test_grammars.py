@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 from disagg.grammar.json_grammars import json_grammar
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import EndReason, PartEnded, Role, Submit
+from disagg.messages.session import EndReason, PartEnded
+from disagg.messages.submit import Role, Submit
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.step import Step
 from disagg.workers.engines.native.native_engine import NativeEngine

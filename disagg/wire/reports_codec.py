@@ -1,0 +1,119 @@
+"""Reports of a worker on the wire."""
+
+from disagg.messages.reports import (
+    GroupTransfer,
+    PrefillReport,
+    PrefillTimes,
+    TransferKind,
+    TransferReport,
+)
+from disagg.wire.checks import enum_value
+from disagg.wire.identity_codec import (
+    incarnation_from_wire,
+    incarnation_to_wire,
+    key_from_wire,
+    key_to_wire,
+)
+from disagg.wire.v1 import session_pb2
+
+
+def prefill_to_wire(report: PrefillReport) -> session_pb2.PrefillReport:
+    """Encode what a prefill found."""
+    return session_pb2.PrefillReport(
+        key=key_to_wire(report.key),
+        num_prompt_tokens=report.num_prompt_tokens,
+        hit_tokens=report.hit_tokens,
+        computed_tokens=report.computed_tokens,
+        pulled_tokens=report.pulled_tokens,
+        uncached_common_tokens=report.uncached_common_tokens,
+        times=None if report.times is None else _times_to_wire(report.times),
+    )
+
+
+def prefill_from_wire(wire: session_pb2.PrefillReport, router: str) -> PrefillReport:
+    """Decode what a prefill of a router's found.
+
+    Raises:
+        ProtocolError: a field is missing or malformed.
+    """
+    return PrefillReport(
+        key_from_wire(wire, router=router),
+        wire.num_prompt_tokens,
+        wire.hit_tokens,
+        wire.computed_tokens,
+        wire.pulled_tokens,
+        wire.uncached_common_tokens,
+        _times_from_wire(wire.times) if wire.HasField("times") else None,
+    )
+
+
+def transfer_to_wire(report: TransferReport) -> session_pb2.TransferReport:
+    """Encode what was moved."""
+    return session_pb2.TransferReport(
+        key=key_to_wire(report.key),
+        owner=incarnation_to_wire(report.owner),
+        groups=[
+            session_pb2.GroupTransfer(
+                group=g.group,
+                kind=g.kind,
+                window_tokens=g.window_tokens,
+                block_tokens=g.block_tokens,
+                block_map=g.block_map,
+                pulled_blocks=g.pulled_blocks,
+                pulled_bytes=g.pulled_bytes,
+                useful_bytes=g.useful_bytes,
+                full_blocks=g.full_blocks,
+                full_bytes=g.full_bytes,
+            )
+            for g in report.groups
+        ],
+        num_reads=report.num_reads,
+        read_ms=report.read_ms,
+        exposed_ms=report.exposed_ms,
+        kind=report.kind.value,
+        num_tokens=report.num_tokens,
+        failed=report.failed,
+    )
+
+
+def transfer_from_wire(wire: session_pb2.TransferReport, router: str) -> TransferReport:
+    """Decode what was moved for a generation of a router's.
+
+    Raises:
+        ProtocolError: a field is missing or malformed.
+    """
+    return TransferReport(
+        key=key_from_wire(wire, router=router),
+        owner=incarnation_from_wire(wire, "owner"),
+        groups=tuple(
+            GroupTransfer(
+                group=g.group,
+                kind=g.kind,
+                window_tokens=g.window_tokens,
+                block_tokens=g.block_tokens,
+                block_map=g.block_map,
+                pulled_blocks=g.pulled_blocks,
+                pulled_bytes=g.pulled_bytes,
+                useful_bytes=g.useful_bytes,
+                full_blocks=g.full_blocks,
+                full_bytes=g.full_bytes,
+            )
+            for g in wire.groups
+        ),
+        num_reads=wire.num_reads,
+        read_ms=wire.read_ms,
+        exposed_ms=wire.exposed_ms,
+        kind=enum_value(TransferKind, wire, "kind"),
+        num_tokens=wire.num_tokens,
+        failed=wire.failed,
+    )
+
+
+def _times_to_wire(times: PrefillTimes) -> session_pb2.PrefillTimes:
+    return session_pb2.PrefillTimes(
+        queue_ms=times.queue_ms, transfer_ms=times.transfer_ms, compute_ms=times.compute_ms
+    )
+
+
+def _times_from_wire(wire: session_pb2.PrefillTimes) -> PrefillTimes:
+    return PrefillTimes(wire.queue_ms, wire.transfer_ms, wire.compute_ms)
