@@ -4,10 +4,7 @@ import re
 from typing import assert_never
 
 from disagg.messages.outputs import StepOutputs
-from disagg.messages.reports import (
-    PrefillReport,
-    TransferReport,
-)
+from disagg.messages.reports import PrefillReport, TransferReport
 from disagg.messages.session import (
     CLAIM_BYTES,
     CallOffDrain,
@@ -26,11 +23,7 @@ from disagg.messages.session import (
 )
 from disagg.messages.stats import WorkerStats
 from disagg.messages.submit import Submit
-from disagg.wire.checks import (
-    enum_value,
-    malformed,
-    to_line,
-)
+from disagg.wire.checks import enum_value, malformed, to_line
 from disagg.wire.identity_codec import (
     incarnation_from_wire,
     incarnation_to_wire,

@@ -2,12 +2,7 @@
 
 import math
 
-from disagg.messages.stats import (
-    RESIDENCY_BOUNDS_MS,
-    ResidencyHistogram,
-    RouterLoad,
-    WorkerStats,
-)
+from disagg.messages.stats import RESIDENCY_BOUNDS_MS, ResidencyHistogram, RouterLoad, WorkerStats
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, StepTimes
 from disagg.wire.checks import malformed
 from disagg.wire.v1 import session_pb2

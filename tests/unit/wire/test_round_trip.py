@@ -27,10 +27,7 @@ from disagg.messages.sampling import SamplingParams, TokenLogprobs
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, StepTimes
 from disagg.wire.kv_events_codec import kv_batch_from_wire, kv_batch_to_wire
 from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
-from disagg.wire.registration_codec import (
-    worker_info_from_wire,
-    worker_info_to_wire,
-)
+from disagg.wire.registration_codec import worker_info_from_wire, worker_info_to_wire
 from disagg.wire.router_codec import (
     cache_match_from_wire,
     cache_match_to_wire,

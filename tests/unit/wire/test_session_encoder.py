@@ -9,10 +9,7 @@ from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import Cancel, ToWorkerMessage
 from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
 from disagg.wire import session_encoder
-from disagg.wire.session_codec import (
-    session_request_from_wire,
-    session_request_to_wire,
-)
+from disagg.wire.session_codec import session_request_from_wire, session_request_to_wire
 from disagg.wire.session_encoder import SessionEncoder
 from disagg.wire.submit_codec import submit_to_wire
 from disagg.wire.v1.session_pb2 import SessionRequest
