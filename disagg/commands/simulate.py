@@ -30,6 +30,7 @@ from disagg.workers.limits import worker_limits
 from disagg.workers.options import WorkerOptions
 
 WORKERS_MAX = 4096
+ROUTERS_MAX = 64
 BLOCKS_MAX = 1 << 27
 """Of all pools together: each takes some 120 bytes here, and a kernel that has no more memory ends
 the process without a word."""
@@ -68,6 +69,16 @@ def simulate(
     decode: Decode = None,
     both: Annotated[
         int | None, typer.Option("--both", help="Number of workers of both roles.")
+    ] = None,
+    routers: Annotated[
+        int | None,
+        typer.Option(
+            "--routers",
+            min=1,
+            max=ROUTERS_MAX,
+            help="That share the requests, by turns, and know nothing of each other.",
+            show_default="router.processes",
+        ),
     ] = None,
     ratios: Annotated[
         bool,
@@ -137,7 +148,7 @@ def simulate(
     slos = Slos(
         settings.router.slo_ttft_ms or SLOS.ttft_ms, settings.router.slo_tpot_ms or SLOS.tpot_ms
     )
-    fleet = fleet_of(settings, measured, slos)
+    fleet = fleet_of(settings, measured, slos, routers or settings.router.processes)
     plans = [fleet.with_policy(name) for name in _policies(policy, given)]
     if ratios:
         plans = [plan.with_ratio(*split) for plan in plans for split in splits(len(fleet.roles))]
@@ -152,6 +163,7 @@ def simulate(
             "slo_ttft_ms": slos.ttft_ms,
             "slo_tpot_ms": slos.tpot_ms,
             "seed": seed,
+            "routers": fleet.router.num_routers,
             "runs": [one.as_json() for one in found],
             "best_ratios": [one.as_json() for one in best.values()],
         }
@@ -181,10 +193,10 @@ def read_curves(path: Path) -> Curves:
     return curves_from_json(content, str(path))
 
 
-def fleet_of(settings: Settings, curves: Curves, slos: Slos) -> FleetPlan:
+def fleet_of(settings: Settings, curves: Curves, slos: Slos, num_routers: int = 1) -> FleetPlan:
     """The fleet that these settings start, as far as it is simulated.
 
-    One router stands for as many as there are: it takes as many requests as all workers run.
+    However few routers there are, each takes as many requests as all workers run.
 
     Raises:
         ConfigError: there are too many workers or blocks, or no workers.
@@ -228,6 +240,7 @@ def fleet_of(settings: Settings, curves: Curves, slos: Slos) -> FleetPlan:
             request_timeout_ms=router.request_timeout_ms,
             worker_prefill_tokens_max=limits.worker_prefill_tokens_max,
             worker_waiting_max=limits.worker_waiting_max,
+            num_routers=num_routers,
         ),
         slo=Slo(int(slos.ttft_ms), slos.tpot_ms, router.slo_shed),
         cache=cache_policy(options),

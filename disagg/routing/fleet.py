@@ -19,7 +19,7 @@ from disagg.routing.revisions import Revision, Revisions, RevisionView
 from disagg.routing.rooms import Rooms
 from disagg.routing.roster import Roster
 from disagg.routing.silence import Silence
-from disagg.routing.worker import Worker
+from disagg.routing.worker import Worker, turn_of
 from disagg.routing.worker_bits import bits_of
 from disagg.routing.worker_lives import WorkerLives
 from disagg.routing.worker_view import WorkerView, view_of
@@ -50,6 +50,7 @@ class Fleet:
         revisions: into which its workers fall; it adds and removes them.
         rooms: told of all that workers say of their limits and loads.
         silent_busy_ms: see `Silence`; None: as ``silent_ms``.
+        router_id: of this router's life, see `turn_of`.
 
     Attributes:
         roster: the same workers as bits, for plans.
@@ -64,6 +65,7 @@ class Fleet:
         revisions: Revisions,
         rooms: Rooms,
         silent_busy_ms: int | None = None,
+        router_id: str = "",
     ) -> None:
         self.revisions = revisions
         self.rooms = rooms
@@ -75,6 +77,7 @@ class Fleet:
         self._silent_busy_ms = silent_ms if silent_busy_ms is None else silent_busy_ms
         self._silence = Silence(silent_ms, self._silent_busy_ms)
         self._workers: dict[str, Worker] = {}
+        self._router_id = router_id
         self._indexes: dict[tuple[str, tuple[GroupInfo, ...]], PrefixIndex] = {}
         """By revision and layout."""
         self._lives = WorkerLives()
@@ -129,7 +132,9 @@ class Fleet:
         self._indexes[info.revision, info.groups] = index
         tiers = [tier.num_blocks for tier in info.tiers]
         index.add(info.incarnation, info.num_blocks, tiers)
-        worker = self._workers[info.incarnation.worker_id] = Worker(info, index, now_ms)
+        worker = self._workers[info.incarnation.worker_id] = Worker(
+            info, index, now_ms, turn=turn_of(self._router_id, info.incarnation.worker_id)
+        )
         worker.own_tokens = self.rooms.prefill_tokens(info.incarnation)  # it may be back
         worker.pulse = self._silence.pulse(now_ms, info.incarnation)
         self.roster.add(worker)

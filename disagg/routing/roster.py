@@ -13,7 +13,7 @@ from disagg.routing.worker_bits import WorkerBits, bits_of, is_single
 
 _Key = TypeVar("_Key")
 _FEW = 16
-"""So few bits are compared one by one; more are found along the order of ids."""
+"""So few bits are compared one by one; more are found along the order of all."""
 
 
 @lru_cache(maxsize=256)
@@ -44,7 +44,7 @@ class Roster:
         self.model_tokens = Ranking[int]()
         self.handover_tokens = Ranking[int]()
         self._workers: dict[int, Worker] = {}
-        self._by_id: list[tuple[Incarnation, int]] = []
+        self._in_order: list[tuple[tuple[bytes, Incarnation], int]] = []
         self._roles: dict[str, int] = {}
         self._revisions: dict[str, int] = {}
         self._contracts: dict[Contract, int] = {}
@@ -54,7 +54,7 @@ class Roster:
         name = worker.info.incarnation
         bit = self.bits.of_one(name)
         self._workers[bit] = worker
-        insort(self._by_id, (name, bit))
+        insort(self._in_order, (worker.order, bit))
         _join(self._contracts, worker.info.contract, bit)
         _join(self._revisions, worker.info.revision, bit)
         self.changed(worker)
@@ -82,7 +82,7 @@ class Roster:
         name = worker.info.incarnation
         bit = self.bits.of_one(name)
         del self._workers[bit]
-        self._by_id.remove((name, bit))
+        self._in_order.remove((worker.order, bit))
         _leave(self._roles, bit)
         _leave(self._revisions, bit)
         _leave(self._contracts, bit)
@@ -128,15 +128,15 @@ class Roster:
         return found
 
     def in_order(self, bits: int) -> Iterator[int]:
-        """The bits of these workers one by one, by id."""
-        return (bit for _, bit in self._by_id if bit & bits)
+        """The bits of these workers one by one, by `Worker.order`."""
+        return (bit for _, bit in self._in_order if bit & bits)
 
     def first(self, bits: int) -> int:
-        """Of some workers the first by id."""
+        """Of some workers the first by `Worker.order`."""
         if is_single(bits):
             return bits
         if bits.bit_count() <= _FEW:
-            return min(bits_of(bits), key=lambda bit: self._workers[bit].info.incarnation)
+            return min(bits_of(bits), key=lambda bit: self._workers[bit].order)
         return next(self.in_order(bits))
 
 

@@ -1,14 +1,31 @@
 """One worker of the fleet: what it has said, and what was given to it since."""
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from disagg.messages.identity import Incarnation
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.stats import WorkerStats
 from disagg.routing.pulse import Pulse
 
 if TYPE_CHECKING:  # or each command would import numpy
     from disagg.routing.index import PrefixIndex
+
+
+def turn_of(router_id: str, worker_id: str) -> bytes:
+    """A worker's turn among those that are alike, another one at each router.
+
+    Routers see a worker become idle at the same moment. With one order, as that of ids, all of them
+    would give it their next prompt, and none to the idle ones behind it, until its stats say so.
+
+    Args:
+        router_id: of a router's life; "": there is one, and ids alone are the order.
+        worker_id: of a worker.
+    """
+    return (
+        blake2b(f"{router_id} {worker_id}".encode(), digest_size=8).digest() if router_id else b""
+    )
 
 
 @dataclass(slots=True)
@@ -38,6 +55,13 @@ class Worker:
     """When it was last told that another process claims its id."""
     pulse: Pulse = field(default_factory=Pulse)
     """How often it is heard."""
+    turn: bytes = b""
+    """Of workers that are alike the first by it is taken, see `turn_of`."""
+
+    @property
+    def order(self) -> tuple[bytes, Incarnation]:
+        """Sorts workers that are alike."""
+        return self.turn, self.info.incarnation
 
     @property
     def ready(self) -> bool:

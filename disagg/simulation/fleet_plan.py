@@ -18,7 +18,7 @@ def roles_name(num_prefill: int, num_decode: int, num_both: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RouterPlan:
-    """The router's part, by the names of its settings."""
+    """The routers' part, by the names of their settings."""
 
     policy: str = DEFAULT_POLICY
     options: PolicyOptions = PolicyOptions()  # noqa: RUF009 (frozen)
@@ -27,6 +27,8 @@ class RouterPlan:
     request_timeout_ms: int = 600_000
     worker_prefill_tokens_max: int = 16_384
     worker_waiting_max: int = 16
+    num_routers: int = 1
+    """That go by this and share the requests."""
 
 
 @dataclass(frozen=True, slots=True)

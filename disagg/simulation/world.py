@@ -14,21 +14,18 @@ from disagg.messages.peer import PeerMessage
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import ToRouterMessage
 from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction, ToWorker
-from disagg.routing.core import RouterCore
-from disagg.routing.options import RoutingOptions
 from disagg.simulation.fleet_plan import FleetPlan
 from disagg.simulation.host import Host
 from disagg.simulation.links import Wires
 from disagg.simulation.prompts import Prompts, TraceRequest
+from disagg.simulation.routers import HEARTBEAT_MS, Routers
 from disagg.simulation.virtual_time import VirtualTime
 from disagg.simulation.worker import SimulatedWorker, links_too_slow
 
-ROUTER_TICK_MS, HEARTBEAT_MS = 100.0, 1_000.0
+ROUTER_TICK_MS = 100.0
 BEGIN_MS = 1_000.0
 """All workers are ready, and registered in their roles, by then; the trace's time 0."""
 HASH_KEY = b"simulation"
-RECORDS_MAX = 64
-"""A record is read when its request ends."""
 EVENTS_PER_LOOK = 10_000
 CHECKED_MAX = 32
 """Workers, evenly among all, whose whole pools are looked at when a run has ended."""
@@ -79,7 +76,7 @@ class Outcome:
 
 
 class World:
-    """A fleet and its router in virtual time; the same seed, plan and trace bring the same.
+    """A fleet and its routers in virtual time; the same seed, plan and trace bring the same.
 
     Args:
         plan: of the fleet.
@@ -87,7 +84,7 @@ class World:
 
     Attributes:
         workers: by number.
-        router: the production core; to be looked at only.
+        routers: of the production core; to be looked at only.
     """
 
     def __init__(self, plan: FleetPlan, seed: int = 0) -> None:
@@ -97,21 +94,7 @@ class World:
         self._random = random.Random(seed)
         self._wires = Wires(plan.curves.link)
         self._prompts = Prompts()
-        router = plan.router
-        self.router = RouterCore(
-            RoutingOptions(
-                hasher_of=lambda _: self.hasher.extend,
-                replans_max=router.replans_max,
-                requests_max=router.requests_max,
-                request_timeout_ms=router.request_timeout_ms,
-                records_max=RECORDS_MAX,
-                worker_silent_ms=int(10 * HEARTBEAT_MS),
-                policy=router.policy,
-                policy_options=router.options,
-                worker_prefill_tokens_max=router.worker_prefill_tokens_max,
-                worker_waiting_max=router.worker_waiting_max,
-            )
-        )
+        self.routers = Routers(plan.router, self.hasher, self._perform)
         self._outcomes: dict[str, Outcome] = {}
         self._num_asked = self._num_ended = 0
         self._began_ms = 0.0
@@ -176,13 +159,13 @@ class World:
     @property
     def report_pace_ms(self) -> int:
         """See `Surroundings`."""
-        return self.router.report_pace.stats_ms
+        return self.routers.report_pace_ms
 
     def to_router(self, sender: Incarnation, message: ToRouterMessage) -> None:
         """See `Surroundings`."""
         self.time.after(
             self.plan.curves.hop_ms,
-            lambda: self._perform(self.router.from_worker(self.time.clock_ms, sender, message)),
+            lambda: self.routers.from_worker(self.time.clock_ms, sender, message),
         )
 
     def to_peer(self, sender: Incarnation, to: Incarnation, message: PeerMessage) -> None:
@@ -192,11 +175,7 @@ class World:
 
     def kv_events(self, sender: Incarnation, first: int, events: tuple[KVEvent, ...]) -> None:
         """See `Surroundings`."""
-
-        def arrive() -> None:
-            if not self.router.kv_events(sender, sender.epoch, first, None, events):
-                raise InvariantViolation(f"{sender}: a gap before event {first}")
-
+        arrive = partial(self.routers.kv_events, sender, first, events)
         self.time.after(self.plan.curves.hop_ms, arrive)
 
     def read_ms(self, owner: Incarnation, reader: Incarnation, num_bytes: int) -> float:
@@ -229,11 +208,9 @@ class World:
             slo=self.plan.slo if request.slo is None else request.slo,
         )
         try:
-            actions = self.router.generate(self.time.clock_ms, new)
+            self.routers.generate(self.time.clock_ms, new)
         except DisaggError as error:
             self._end(request_id, error.code)
-            return
-        self._perform(actions)
 
     def _perform(self, actions: Sequence[RouterAction]) -> None:
         for action in actions:
@@ -267,7 +244,7 @@ class World:
             raise InvariantViolation(f"request {request_id} ends twice")
         outcome.end_ms, outcome.error = self.time.now_ms - self._began_ms, error
         self._num_ended += 1
-        record = self.router.record(request_id)
+        record = self.routers.ended(request_id)
         if record is not None and record.generations:
             outcome.planned = True
             outcome.handed_over = not record.generations[-1].local
@@ -292,14 +269,14 @@ class World:
             self.time.advance()
 
     def _check_live(self) -> None:
-        """Verify that the router knows of no more than what has not ended.
+        """Verify that the routers know of no more than what has not ended.
 
         Raises:
             InvariantViolation: a request was forgotten on one side.
         """
         num_open = len(self._outcomes) - self._num_ended
-        if self.router.num_live > num_open:
-            raise InvariantViolation(f"{self.router.num_live} live requests, {num_open} open ones")
+        if self.routers.num_live > num_open:
+            raise InvariantViolation(f"{self.routers.num_live} live requests, {num_open} open ones")
 
     def _check_workers(self) -> None:
         """Verify that nobody holds a thing, and the invariants of some who have computed.
@@ -319,14 +296,12 @@ class World:
         self._every(HEARTBEAT_MS, self._heartbeat)
         for worker in self.workers:
             worker.report()
-        self._every(ROUTER_TICK_MS, lambda: self._perform(self.router.tick(self.time.clock_ms)))
+        self._every(ROUTER_TICK_MS, lambda: self.routers.tick(self.time.clock_ms))
 
     def _heartbeat(self) -> None:
-        now_ms = self.time.clock_ms
+        opens = self.time.now_ms < HEARTBEAT_MS
         for worker in self.workers:
-            self._perform(self.router.register(now_ms, worker.info))
-            if self.time.now_ms < HEARTBEAT_MS:
-                self._perform(self.router.session_up(now_ms, worker.info.incarnation))
+            self.routers.register(self.time.clock_ms, worker.info, opens=opens)
 
     def _every(self, period_ms: float, happen: Callable[[], None]) -> None:
         def again() -> None:

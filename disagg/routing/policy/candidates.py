@@ -23,8 +23,9 @@ what one would read takes some 50 us where a thousand hold parts of the prompt."
 class Candidates(Sequence[Candidate]):
     """Workers as bits of ints, which are combined and searched for all workers at once.
 
-    It is a sequence of `Candidate` as well, by id; but to make and look at each of a thousand takes
-    some milliseconds, in which every token stream stands still. Valid until a worker changes.
+    It is a sequence of `Candidate` as well, by `Worker.order`; but to make and look at each of a
+    thousand takes some milliseconds, in which every token stream stands still. Valid until a worker
+    changes.
 
     Args:
         roster: the workers.
@@ -193,7 +194,7 @@ class Candidates(Sequence[Candidate]):
                 yield from map(self.of_bit, self._roster.in_order(equal ^ first))
 
     def shortest_queue(self, bits: int) -> Candidate:
-        """Of these workers the first by `Candidate.prefill_queue`, then by id."""
+        """Of these workers the first by `Candidate.prefill_queue`, then by `Worker.order`."""
         return self.of_bit(self._roster.first(self._roster.prefill_queues.lowest(bits)))
 
     def shortest_queues(self, bits: int, num: int) -> Iterator[Candidate]:
@@ -203,7 +204,7 @@ class Candidates(Sequence[Candidate]):
         return map(self.of_bit, islice(ordered, num))
 
     def least_loaded(self, bits: int) -> Candidate:
-        """Of these workers the first by `Candidate.decode_load`, then by id."""
+        """Of these workers the first by `Candidate.decode_load`, then by `Worker.order`."""
         loads = groupby(self._roster.decode_loads.within(bits), key=lambda one: one[0][0])
         _, equal = next(loads)
         found = 0

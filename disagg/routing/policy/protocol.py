@@ -132,18 +132,18 @@ class Candidate:
         return max(self.usable_tokens, self.reach_tokens - self.load_tokens)
 
     @property
-    def prefill_order(self) -> tuple[int, tuple[int, int], Incarnation]:
+    def prefill_order(self) -> tuple[int, tuple[int, int], tuple[bytes, Incarnation]]:
         """Sorts prefill workers: the prefix that saves most, then the shortest queue."""
-        return -self.saved_tokens, self.prefill_queue, self.incarnation
+        return -self.saved_tokens, self.prefill_queue, self.worker.order
 
     @property
-    def decode_order(self) -> tuple[int, int, int, Incarnation]:
+    def decode_order(self) -> tuple[int, int, int, tuple[bytes, Incarnation]]:
         """Sorts decode workers: the least load, the most free blocks, the least to move."""
         return (
             self.decode_load,
             -self.num_blocks_free,
             -self.always_visible_tokens,
-            self.incarnation,
+            self.worker.order,
         )
 
 

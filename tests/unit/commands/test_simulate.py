@@ -73,6 +73,24 @@ def test_rates_policies_ratios_and_a_plot(measured: str, tmp_path: Path) -> None
         assert one["goodput"] == max(like)
 
 
+def test_several_routers_share_the_requests(measured: str) -> None:
+    load = ("--curves", measured, "--mix", "long-documents", "--rate", "8", *LIGHT, "--json")
+    fleet = ("--prefill", "0", "--decode", "0", "--both", "4", "--policy", "prefix_then_load")
+    given = {
+        1: ("--routers", "1", "--set", "router.processes=3"),
+        2: ("--routers", "2"),
+        3: ("--set", "router.processes=3"),
+    }
+    found = []
+    for num, arguments in given.items():
+        run = simulate(*load, *fleet, *arguments)
+        assert (run.returncode, run.stderr) == (0, "")
+        answer = json.loads(run.stdout)
+        assert answer["routers"] == num
+        found.append(answer["runs"])
+    assert found[0] != found[1] != found[2], "each sees less than one would"
+
+
 def test_a_trace_and_the_table_for_people(measured: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = [

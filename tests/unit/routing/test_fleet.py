@@ -13,6 +13,7 @@ from disagg.messages.stats import RouterLoad
 from disagg.messages.submit import PeerAddress, Role
 from disagg.routing import bad_pairs, fleet, worker_lives
 from disagg.routing.actions import Connect, RefuseRegistration, RouterAction, ToWorker
+from disagg.routing.worker import turn_of
 from tests.unit.routing.builders import (
     CONTRACT,
     FULL,
@@ -374,7 +375,8 @@ def test_the_view_counts_what_runs_and_what_is_planned() -> None:
 
 def test_of_its_own_prompts_a_router_need_not_wait_for_stats() -> None:
     """Stats of a large fleet are up to a second old; those of others are known by nothing else."""
-    router = Router(P, worker("p2", "prefill"), D, router_id="me")
+    assert turn_of("router", "p") < turn_of("router", "p2"), "of equal ones the first"
+    router = Router(P, worker("p2", "prefill"), D, router_id="router")
 
     def say(name: str, num_tokens: int, *loads: RouterLoad) -> None:
         stats = replace(STATS, num_prefill_tokens_queued=num_tokens, loads=loads)
@@ -387,7 +389,7 @@ def test_of_its_own_prompts_a_router_need_not_wait_for_stats() -> None:
 
     assert goes_to("first") == "p"
     submit = next(submit for who, submit in router.submits if who == "p")
-    say("p", 40, RouterLoad("me", 1, 10), RouterLoad("other", 3, 30))
+    say("p", 40, RouterLoad("router", 1, 10), RouterLoad("other", 3, 30))
     say("p2", 35, RouterLoad("other", 3, 35))
     assert goes_to("second") == "p2", "it has less to do"
     say("p2", 35, RouterLoad("other", 3, 35))

@@ -63,3 +63,7 @@ def fleet(num_prefill: int = 1, num_decode: int = 1, policy: str = "prefix_then_
 
 def with_curves(plan: FleetPlan, **changes: object) -> FleetPlan:
     return replace(plan, curves=replace(plan.curves, **changes))  # type: ignore[arg-type]
+
+
+def with_routers(plan: FleetPlan, num_routers: int) -> FleetPlan:
+    return replace(plan, router=replace(plan.router, num_routers=num_routers))

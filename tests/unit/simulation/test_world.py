@@ -5,7 +5,9 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -13,6 +15,7 @@ from disagg.errors import ExpiredError, InvariantViolation
 from disagg.messages.identity import Incarnation
 from disagg.messages.session import ToRouterMessage
 from disagg.messages.stats import WorkerStats
+from disagg.routing import fleet as routing_fleet
 from disagg.routing.estimates.place import LinkCost
 from disagg.routing.policy.registry import POLICIES
 from disagg.simulation import world as simulated_world
@@ -22,7 +25,7 @@ from disagg.simulation.mixes import Lengths, make_trace
 from disagg.simulation.prompts import TraceRequest
 from disagg.simulation.worker import SimulatedWorker
 from disagg.simulation.world import Outcome, World
-from tests.unit.simulation.fleets import fleet, with_curves
+from tests.unit.simulation.fleets import fleet, with_curves, with_routers
 
 ROOT = Path(__file__).parents[3]
 LENGTHS = Lengths(4_096, 0.1)
@@ -66,17 +69,37 @@ def test_a_prefix_that_is_cached_is_not_computed() -> None:
     assert times[1] < times[0] / 2 < times[2]
 
 
+@pytest.mark.parametrize("num_routers", [1, 3])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_every_request_ends(policy: str) -> None:
+def test_every_request_ends(policy: str, num_routers: int) -> None:
     """More than the fleet can take at once, with conversations that go on; `World.run` also holds
     every worker to its invariants, and to hold nothing at the end."""
     trace = make_trace("shifting", 12, 8, LENGTHS, seed=3)
-    world = World(fleet(2, 2, policy), seed=1)
+    plan = with_routers(fleet(2, 2, policy), num_routers)
+    world = World(plan, seed=1)
     outcomes = world.run(trace)
     assert all(one.finished for one in outcomes)
     assert [one.num_tokens for one in outcomes] == [one.num_answer for one in trace]
     assert all(one.ttft_ms is not None and one.ttft_ms > 0 for one in outcomes)
-    assert world.router.num_live == 0
+    assert world.routers.num_live == 0
+
+
+def mean_ttft_ms(num_routers: int) -> float:
+    """Of documents that come to all routers at once; there are more workers than documents."""
+    trace = [TraceRequest(0, 4_000, 2, (number,)) for number in range(8)]
+    plan = with_routers(replace(fleet(0, 0), num_both=16), num_routers)
+    return mean(one.ttft_ms or inf for one in World(plan).run(trace))
+
+
+def test_routers_that_see_the_same_choose_different_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Control: with one order of workers for all of them the first worker gets everything."""
+    alone, apart = mean_ttft_ms(1), mean_ttft_ms(8)
+    monkeypatch.setattr(routing_fleet, "turn_of", lambda router_id, worker_id: b"")
+    together = mean_ttft_ms(8)
+    assert alone < apart < 2 * alone
+    assert together > 3 * alone
 
 
 def test_refused_requests_end_too() -> None:
