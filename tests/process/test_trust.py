@@ -24,7 +24,7 @@ from disagg.tls.certificate_files import CA_FILE, KEY_FILE
 from tests.checkpoints import make_checkpoint
 from tests.process.program import BOUND_S, Program, wait_until_gone
 from tests.process.test_serve import ADMIN, ask, get, router_arguments
-from tests.unit.tls.methods import all_methods
+from tests.unit.tls.methods import ANSWER_S, all_methods
 from tests.unit.tls.strangers import Caller, create, holder_of, strangers
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -35,6 +35,7 @@ SERVED_AT = {
     "disagg.wire.v1.Sibling": "a socket in a folder closed to others",
 }
 """Which process serves each service; that of router processes of one host has no port."""
+HEARD_S = 5.0
 NOT_HEARD = {None, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED}
 WORKER_PORTS, TRANSFER_PORTS = range(23_610, 23_620), range(23_630, 23_640)
 
@@ -85,13 +86,15 @@ def _host(address: str) -> str:
     return str(mapped or found)
 
 
-def codes(caller: Caller, address: str, service_at: str) -> dict[str, grpc.StatusCode | None]:
+def codes(
+    caller: Caller, address: str, service_at: str, timeout_s: float = ANSWER_S
+) -> dict[str, grpc.StatusCode | None]:
     """How each method that this process serves ends for that caller."""
     ended = {}
     for method in all_methods():
         if SERVED_AT[method.service].startswith(service_at):
             with caller.channel(address) as channel:
-                ended[method.path] = method.call(channel)
+                ended[method.path] = method.call(channel, timeout_s)
     return ended
 
 
@@ -147,7 +150,8 @@ def test_no_port_answers_strangers(served: Program, tmp_path: Path) -> None:
         for path, code in ended.items():
             refused = code is grpc.StatusCode.PERMISSION_DENIED
             assert refused == (path not in CLIENT_METHODS), (path, code)
-        ended = codes(node, address, place)  # control: it is heard, and told what is wrong
+        # Control: it is heard, and told what is wrong; a stream of events says nothing.
+        ended = codes(node, address, place, HEARD_S)
         assert not set(ended.values()) & NOT_HEARD, ended
         assert set(codes(node, address, "a socket").values()) == {grpc.StatusCode.UNIMPLEMENTED}
     check_leases(admin_url, folder)
