@@ -275,11 +275,12 @@ def caller_of(metadata: Any, keys: KeyRing) -> Caller:
 
     Raises:
         AccessError: he may not.
-        RequestError: there are two keys of one kind; who looks at keys on the way may take either.
+        RequestError: a key is there twice; who looks at keys on the way may take either.
     """
     names = [name for name, _ in metadata or ()]
-    if any(names.count(name) > 1 for name in KEY_HEADERS):
-        raise RequestError("one key", param="authorization")
+    for name in KEY_HEADERS:
+        if names.count(name) > 1:
+            raise RequestError("is given twice", param=name)
     caller = keys.caller(presented_key(_headers(metadata)))
     caller.check(frozenset((SERVE,)))
     return caller

@@ -11,6 +11,7 @@ from disagg.errors import (
     CapacityError,
     DisaggError,
     RequestError,
+    SloError,
     StoppingError,
     SupersededError,
 )
@@ -227,7 +228,8 @@ class Exchange:
     ) -> None:
         """Send the status line, headers and a first part; who is to come again is told when."""
         headers: Headers = [(b"content-type", content_type), *extra, *self.more_headers]
-        if status in RETRY_AFTER_S and all(name != b"retry-after" for name, _ in headers):
+        said = any(name in (b"retry-after", b"x-should-retry") for name, _ in headers)
+        if status in RETRY_AFTER_S and not said:
             headers.append((b"retry-after", str(RETRY_AFTER_S[status]).encode()))
         if self.request_id:
             headers.append((b"x-request-id", self.request_id.encode()))
@@ -279,8 +281,11 @@ class Exchange:
         if error.http_status == 408 or isinstance(error, StoppingError):
             # The rest of the body is no next request; or the next one is for another replica.
             extra.append((b"connection", b"close"))
-        if isinstance(error, SupersededError):
-            # openai's client sends again after 409; it would end what is served in its place.
+        if isinstance(error, SupersededError) or (
+            isinstance(error, SloError) and not error.retry_after_s
+        ):
+            # openai's client sends again after 409, and would end what is served in its place; and
+            # after 429, where it would be as late again.
             extra.append((b"x-should-retry", b"false"))
         if isinstance(error, AccessError):
             extra.append((b"www-authenticate", error.challenge))

@@ -106,8 +106,8 @@ class LivePages:
         ends = [asyncio.create_task(end.wait()) for end in (left, self._closed)]
         try:
             await exchange.start(*head)
-            while not any(end.done() for end in ends) and self._may_look(exchange):
-                event = b"event: status\ndata: " + await self._shown(exchange.caller) + b"\n\n"
+            while not any(end.done() for end in ends) and (caller := self._observer(exchange)):
+                event = b"event: status\ndata: " + await self._shown(caller) + b"\n\n"
                 await exchange.write(event)
                 await asyncio.wait(ends, timeout=EVERY_S, return_when=asyncio.FIRST_COMPLETED)
             await exchange.write(b"", more=False)
@@ -116,15 +116,19 @@ class LivePages:
             for end in ends:
                 end.cancel()
 
-    def _may_look(self, exchange: Exchange) -> bool:
-        """Whether the key that opened the stream is still one: it may be revoked meanwhile."""
+    def _observer(self, exchange: Exchange) -> Caller | None:
+        """Who has the key that opened the stream: it may be revoked meanwhile, or may less."""
         caller = self._keys.find(presented_key(exchange.headers))
-        return caller is not None and bool(caller.scopes & OBSERVERS)
+        return caller if caller is not None and caller.scopes & OBSERVERS else None
 
     async def _shown(self, caller: Caller) -> bytes:
         """What those who may see the same are shown at the same moment, made once."""
         now_s = asyncio.get_running_loop().time()
-        self._made = {who: one for who, one in self._made.items() if now_s - one[0] < LOOK_S}
+        self._made = {
+            who: one
+            for who, one in self._made.items()
+            if not one[1].done() or now_s - one[0] < LOOK_S
+        }
         seen_by = (caller.tenant, ADMIN in caller.scopes)
         if seen_by not in self._made:
             self._made[seen_by] = now_s, asyncio.create_task(self._make(caller), name="live page")

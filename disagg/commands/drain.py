@@ -12,9 +12,9 @@ PATH, WORKERS = "/v1/disagg/drain", "/v1/disagg/workers"
 DEFAULT_ROUTER = "http://127.0.0.1:8001"
 TIMEOUT_S = 5.0
 POLL_S = 0.2
-GONE_S = 5.0
+GONE_S = 15.0
 """Who is away from the router for so long has ended: a worker whose session broke, or whose router
-is a new one, registers again sooner (every 3.3 s at the latest), and may still serve others."""
+is a new one, registers again sooner (after 10 s at the latest), and may still serve others."""
 GRACE_S = 15.0 + GONE_S
 """The router hears of an end a moment after it; of one whose process hangs when it is silent."""
 DEADLINE_MS = 30_000
@@ -69,6 +69,7 @@ def _wait(url: str, told: dict[str, Any], bound_s: float) -> bool:
         try:
             states = _look(url, told, gone_s)
         except RemoteFault as error:  # the router may be back in time, or busy for a moment
+            gone_s.clear()  # it may be a new one, which has to be found first
             states = dict.fromkeys(names, error.message)
         for name, state in states.items():
             if state != shown.get(name):
@@ -102,12 +103,16 @@ def state_of(worker: dict[str, str], known: list[dict[str, Any]], *, ends: bool)
     """What a worker that drains still does, as the router knows it.
 
     Returns:
-        "" when it is free, None when the router does not know this life of it.
+        "" when it is free, or the router has its next life, which it takes once this one has left;
+        None when it knows neither.
     """
     try:
-        view = next((one for one in known if one["info"]["incarnation"] == worker), None)
+        lives = {one["info"]["incarnation"]["worker_id"]: one for one in known}
+        view = lives.get(worker["worker_id"])
         if view is None:
             return None
+        if view["info"]["incarnation"] != worker:
+            return ""
         stats = view["stats"] or {}
         if not stats.get("draining"):
             return "has not begun"

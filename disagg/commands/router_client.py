@@ -77,8 +77,9 @@ def call_router(
         raise RemoteFault(why) from error
     except OSError as error:  # URLError and time-outs among them
         reason = getattr(error, "reason", error)
-        told_nothing = "" if put is None or isinstance(reason, ConnectionRefusedError) else UNSURE
-        raise RemoteFault(f"no router answers at {url}: {reason}{told_nothing}") from error
+        was_sent = put is not None and isinstance(reason, TimeoutError | ConnectionError)
+        unsure = UNSURE if was_sent and not isinstance(reason, ConnectionRefusedError) else ""
+        raise RemoteFault(f"no router answers at {url}: {reason}{unsure}") from error
     except (ValueError, RecursionError) as error:
         raise RemoteFault(f"{url} did not answer as a router does: {error!r}") from error
     if not isinstance(told, dict):

@@ -87,7 +87,7 @@ class Admission:
                 request_id=request.request_id,
             )
         request.check()
-        self._see_idle(now_ms)
+        self._see_pace(now_ms)
         routed = RoutedRequest(now_ms, request, self._router_id)
         self._planner.check(routed)
         actions: list[RouterAction] = []
@@ -140,6 +140,7 @@ class Admission:
 
     def expire(self, now_ms: int) -> list[RouterAction]:
         """Fail what waits although nothing has been started for too long, or its SLO is missed."""
+        self._see_pace(now_ms)
         actions: list[RouterAction] = []
         for request in list(self._waiting.values()):
             begun_ms = max(request.submitted_ms, self._moved_ms, request.held_until_ms)
@@ -176,14 +177,13 @@ class Admission:
 
     def retry_after_s(self, now_ms: int) -> int:
         """Seconds until what waits now should have been started, at the pace of the last ends."""
-        self._see_idle(now_ms)
+        self._see_pace(now_ms)
         return self._pace.retry_after_s(now_ms, len(self._waiting) + 1)
 
     # --- inside
 
-    def _see_idle(self, now_ms: int) -> None:
-        if not (self._waiting or len(self._live)):
-            self._pace.nothing_until(now_ms)
+    def _see_pace(self, now_ms: int) -> None:
+        self._pace.see(now_ms, idle=not (self._waiting or len(self._live)))
 
     def _admit_one(self, now_ms: int) -> list[RouterAction] | None:
         """Start or fail a waiting request, or find that it rather waits; None: nothing is left."""

@@ -22,9 +22,10 @@ class EndPace:
         self._ends_ms.append(now_ms - self._without_ms)
         self._seen_ms = now_ms
 
-    def nothing_until(self, now_ms: int) -> None:
-        """Since the last end there was no request, so nothing could end: that is no slow pace."""
-        self._without_ms += now_ms - self._seen_ms
+    def see(self, now_ms: int, *, idle: bool) -> None:
+        """Without any request since it was seen last nothing could end: that is no slow pace."""
+        if idle:
+            self._without_ms += now_ms - self._seen_ms
         self._seen_ms = now_ms
 
     def retry_after_s(self, now_ms: int, num_ends: int) -> int:

@@ -39,20 +39,20 @@ def looked_at(handler: Any, look: Look, read: Read | None = None) -> Any:
                 request = await look(request, context)
                 async for response in streaming(request, context):
                     yield response
-            except ProtocolError as error:
-                await _refuse(error, context)
-            except grpc.aio.AbortError as error:
-                del request, context
-                raise _bare(error) from None
+                return
+            except (ProtocolError, grpc.aio.AbortError) as error:
+                ended = await _ended(error, context)
+            del request, context
+            raise ended
 
         async def write_many(request: Any, context: Context) -> None:
             try:
                 await streaming(await look(request, context), context)
-            except ProtocolError as error:
-                await _refuse(error, context)
-            except grpc.aio.AbortError as error:
-                del request, context
-                raise _bare(error) from None
+                return
+            except (ProtocolError, grpc.aio.AbortError) as error:
+                ended = await _ended(error, context)
+            del request, context
+            raise ended
 
         answer_many = write_many if iscoroutinefunction(streaming) else yield_many
         if handler.request_streaming:
@@ -63,26 +63,28 @@ def looked_at(handler: Any, look: Look, read: Read | None = None) -> Any:
     async def answer_once(request: Any, context: Context) -> Any:
         try:
             return await single(await look(request, context), context)
-        except ProtocolError as error:
-            await _refuse(error, context)
-        except grpc.aio.AbortError as error:
-            del request, context
-            raise _bare(error) from None
+        except (ProtocolError, grpc.aio.AbortError) as error:
+            ended = await _ended(error, context)
+        del request, context
+        raise ended
 
     if handler.request_streaming:
         return grpc.stream_unary_rpc_method_handler(answer_once, *codecs)
     return grpc.unary_unary_rpc_method_handler(answer_once, *codecs)
 
 
-async def _refuse(error: ProtocolError, context: Context) -> None:
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
-
-
-def _bare(error: grpc.aio.AbortError) -> grpc.aio.AbortError:
-    """The end of a call without what it came through.
+async def _ended(
+    error: ProtocolError | grpc.aio.AbortError, context: Context
+) -> grpc.aio.AbortError:
+    """The end of a call without what it came through, to be raised once nothing is handled.
 
     gRPC keeps it at the call, which the frames on its way refer to: so the request, megabytes of
     it, would be freed by the garbage collector alone.
     """
+    if isinstance(error, ProtocolError):
+        try:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        except grpc.aio.AbortError as aborted:
+            error = aborted
     error.__context__ = None
     return error.with_traceback(None)

@@ -18,7 +18,9 @@ def view(**stats: int) -> dict[str, Any]:
     return {"info": {"incarnation": WORKER}, "stats": known, "num_live": 0}
 
 
-def waits(monkeypatch: pytest.MonkeyPatch, *looks: Any, ends: bool = False) -> tuple[bool, int]:
+def waits(
+    monkeypatch: pytest.MonkeyPatch, *looks: Any, ends: bool = False, bound_s: float = 60.0
+) -> tuple[bool, int]:
     """Whether the worker was free in the end, and after how many looks; the last one goes on."""
     clock = itertools.count(step=drain.GONE_S / 2)
     all_looks: Iterator[Any] = itertools.chain(looks, itertools.repeat(looks[-1]))
@@ -34,7 +36,7 @@ def waits(monkeypatch: pytest.MonkeyPatch, *looks: Any, ends: bool = False) -> t
     monkeypatch.setattr(drain, "call_router", call)
     time = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
     monkeypatch.setattr(drain, "time", time)
-    return drain._wait("http://r", {"workers": [WORKER], "ends": ends}, 60.0), num_looks
+    return drain._wait("http://r", {"workers": [WORKER], "ends": ends}, bound_s), num_looks
 
 
 def test_one_that_stays_is_free_once_nothing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +62,22 @@ def test_a_router_that_is_away_is_asked_again(
     assert capsys.readouterr().out.count("w: no router answers") == 1
     assert waits(monkeypatch, away)[0] is False, "until the deadline is over"
     assert "not free after 60 s: w" in capsys.readouterr().out
+
+
+def test_the_next_life_of_a_worker_says_that_this_one_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    next_life = view(num_running=1) | {"info": {"incarnation": WORKER | {"epoch": "f"}}}
+    assert waits(monkeypatch, [view(num_running=1)], [next_life], ends=True) == (True, 2)
+
+
+def test_a_router_that_comes_back_has_to_find_the_worker_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the one before it had missed says nothing of what the next one has not heard yet."""
+    running, away = [view(num_running=1)], RemoteFault("no router answers")
+    looks: tuple[Any, ...] = (running, [], away, [], running, [view()])
+    assert waits(monkeypatch, *looks, bound_s=600.0)[0]
+    said = capsys.readouterr().out.splitlines()
+    assert said.count("w: done") == 1
+    assert said[-2:] == ["w: 1 running", "w: done"]

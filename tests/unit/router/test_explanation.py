@@ -132,7 +132,8 @@ async def test_a_request_says_what_it_wants_and_is_shed_by_it(told):
         if status == 429:
             error = answer.json()["error"]
             assert (error["code"], error["param"]) == ("slo_unattainable", "disagg.ttft_ms")
-            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.headers["x-should-retry"] == "false", "later it is as late"
+            assert "retry-after" not in answer.headers
 
 
 async def test_a_deployment_sheds_and_a_request_may_want_otherwise(open_house):

@@ -243,12 +243,6 @@ async def test_what_many_look_at_is_made_once(house, monkeypatch):
     assert (len(made), len(live._made)) == (4, 1), "later it is made anew, and nothing is kept"
 
 
-async def test_the_head_of_events_is_a_whole_answer(house):
-    answer = await house.admin.head(EVENTS)
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
-    assert not house.app._admin._live._num_observers
-
-
 async def test_a_revoked_key_sees_no_further_event(open_house):
     house = await open_house(api_keys=FILE)
     async with house.admin.stream("GET", EVENTS, headers=bearer("grafana")) as response:

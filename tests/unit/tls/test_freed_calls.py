@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from disagg.errors import ProtocolError
 from disagg.tls.authority import create_for_one_run
 from disagg.tls.connections import Connections
 
@@ -24,12 +25,15 @@ class Held:
 class Refusing:
     """Handlers of every kind, which end each call with an error while another one is handled."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, raises: bool) -> None:
         self.held: list[weakref.ref[Held]] = []
+        self._raises = raises
 
     async def once(self, request: Any, context: Any) -> None:
         held = Held()
         self.held.append(weakref.ref(held))
+        if self._raises:
+            raise ProtocolError("not to my taste")
         try:
             raise ValueError("not to my taste")
         except ValueError as error:
@@ -46,11 +50,12 @@ class Refusing:
 
 @pytest.mark.parametrize("name", ["once", "written", "many", "both"])
 @pytest.mark.parametrize("tls", [True, False])
+@pytest.mark.parametrize("raises", [True, False])
 async def test_a_refused_call_leaves_nothing_to_collect(
-    name: str, tls: bool, tmp_path: Path
+    name: str, tls: bool, raises: bool, tmp_path: Path
 ) -> None:
     connections = Connections(str(create_for_one_run(tmp_path / "certificates")) if tls else "")
-    server, service = connections.server(), Refusing()
+    server, service = connections.server(), Refusing(raises=raises)
     handlers = {
         "once": grpc.unary_unary_rpc_method_handler(service.once),
         "written": grpc.unary_stream_rpc_method_handler(service.once),
