@@ -13,8 +13,9 @@ from disagg.messages.outputs import FinishReason
 from disagg.messages.session import EndReason
 from disagg.messages.submit import Submit
 from disagg.routing.actions import Fail, RouterAction
+from disagg.routing.end_pace import EndPace
 from disagg.routing.policy.registry import POLICIES
-from tests.unit.routing.builders import STATS, Router, request, worker
+from tests.unit.routing.builders import Router, request, worker
 
 NARROW = {"requests_max": 1000, "worker_waiting_max": 0, "replans_max": 0}
 
@@ -270,21 +271,14 @@ def test_a_time_without_requests_is_no_slow_pace() -> None:
 
 
 def test_time_in_which_requests_waited_in_vain_is_a_slow_pace() -> None:
-    fleet = Fleet("both", requests_max=12, worker_silent_ms=10**9, request_timeout_ms=10**9)
+    """They were there, whether any has ended or not."""
+    pace = EndPace()
     for number in range(64):
-        fleet.ask(f"{number}")
-        fleet.now_ms += 100
-        fleet.finish(f"{number}")
-    full = replace(STATS, num_running=1, num_waiting=8)
-    fleet.core.from_worker(fleet.now_ms, fleet.infos["w0"].incarnation, full)
-    fleet.ask("vain")
-    assert not fleet.running
-    for _ in range(1_200):
-        fleet.now_ms += 100
-        fleet.did(fleet.core.tick(fleet.now_ms))
-    fleet.did(fleet.core.cancel(fleet.now_ms, "vain", "left"))
-    fleet.now_ms += 3_600_000
-    assert fleet.core.retry_after_s(fleet.now_ms) == 2  # 64 in 126 s
+        pace.note(100 * number)
+    for now_ms in range(6_400, 120_000, 100):
+        pace.see(now_ms, idle=False)
+    pace.see(3_600_000, idle=True)
+    assert pace.retry_after_s(3_600_000, 1) == 2
 
 
 def test_a_waiting_request_can_be_cancelled_and_no_worker_hears_of_it() -> None:
