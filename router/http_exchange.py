@@ -94,8 +94,8 @@ class Connection(Protocol):
 class BodyBudget:
     """Bytes of request bodies that are on their way, over all connections.
 
-    A tenant may have `SHARE` times what it leaves to others: whoever comes finds some room, however
-    much is sent, and however slowly, by one that has taken all it can get.
+    A tenant may have `SHARE` times what it leaves to others: they find some room, however much is
+    sent, and however slowly, by one that has taken all it can get.
     """
 
     SHARE = 3

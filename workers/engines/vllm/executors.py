@@ -12,6 +12,8 @@ from disagg.workers.options import WorkerOptions
 THIS_HOST = "127.0.0.1"
 SOCKETS = "VLLM_RPC_BASE_PATH"
 """Where vLLM makes the sockets of its queues; the folder for temporary files, if it is not set."""
+FOLDER_MAX = 40
+"""A socket's name has 107 characters at most, of which the own folder and vLLM's name take 60."""
 
 
 def executor_class(options: WorkerOptions, device: str) -> Any:
@@ -46,7 +48,8 @@ def nameless_sockets(options: WorkerOptions) -> Iterator[None]:
     has seen all of them connected, and nobody needs a name any more.
     """
     on_several_hosts = options.tensor_parallel_backend == "ray"  # they have no folder in common
-    if options.tensor_parallel == 1 or on_several_hosts or SOCKETS in os.environ:
+    is_long = len(tempfile.gettempdir()) > FOLDER_MAX
+    if options.tensor_parallel == 1 or on_several_hosts or is_long or SOCKETS in os.environ:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="disagg-ranks-") as folder:

@@ -1,6 +1,7 @@
 """Where vLLM's queues have their sockets while the ranks of this host start."""
 
 import os
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,3 +42,12 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     with nameless_sockets(options(tensor_parallel=2)):
         assert os.environ[SOCKETS] == str(tmp_path)
     assert tmp_path.exists()
+
+
+def test_where_names_would_be_too_long_sockets_stay_where_vllm_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(SOCKETS, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "t" * 60)
+    with nameless_sockets(options(tensor_parallel=2)):
+        assert SOCKETS not in os.environ
