@@ -80,22 +80,25 @@ def start_ray(settings: Settings, folder: Path) -> None:
         raise ConfigError(f"Ray did not start: {error} (logs in {folder})") from error
 
 
-def join_ray(settings: Settings) -> None:
-    """Connect to the cluster of ``cluster.ray_address``, waiting for it while it starts.
+def join_ray(address: str, timeout_s: float) -> None:
+    """Connect to a cluster, waiting for it while it starts.
 
     Authentication is what the environment sets (RAY_AUTH_MODE, RAY_AUTH_TOKEN); unset means none,
     so that a stray token file cannot turn it on for one node only.
 
+    Args:
+        address: of its head; "" stands for the one this machine belongs to.
+        timeout_s: for its answer.
+
     Raises:
-        ExpiredError: no cluster answered in ``cluster.join_timeout_s``, or one asks for another
-            token.
+        ExpiredError: no cluster answered in time, or one asks for another token.
     """
     _set_environment()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     import ray
 
-    address = settings.cluster.ray_address or "auto"
-    deadline = time.monotonic() + settings.cluster.join_timeout_s
+    address = address or "auto"
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             with _own_signals():

@@ -8,7 +8,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from disagg.config import Settings, local_router_address
 from disagg.workers.actor import DIRECTORY_TIMEOUT_S, ROUTER_DIRECTORY
 
 log = logging.getLogger(__name__)
@@ -45,14 +44,20 @@ class RouterDirectory:
 
 
 class Announcer:
-    """Announces a router in the cluster this process is connected to. Not thread-safe."""
+    """Announces a router in the cluster this process is connected to. Not thread-safe.
 
-    def __init__(self, settings: Settings) -> None:
-        host, _, port = local_router_address(settings).rpartition(":")
-        if settings.router.host in ("0.0.0.0", "::"):
+    Args:
+        address: host:port of the router, as this machine reaches it.
+        heartbeat_ms: how often `announce` is called.
+        on_all_addresses: the host is that by which Ray knows this machine.
+    """
+
+    def __init__(self, address: str, heartbeat_ms: int, *, on_all_addresses: bool) -> None:
+        host, _, port = address.rpartition(":")
+        if on_all_addresses:
             host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._address = f"{host}:{port}"
-        self._valid_s = settings.cluster.heartbeat_ms / 1000 * HEARTBEATS_MISSED_MAX
+        self._valid_s = heartbeat_ms / 1000 * HEARTBEATS_MISSED_MAX
         self._announcer = secrets.token_hex(8)
         self._said = ""
 

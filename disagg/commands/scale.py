@@ -50,7 +50,7 @@ def scale(
     from disagg.cluster.ray_cluster import join_ray, stop_ray
 
     console = Console(highlight=False, soft_wrap=True)
-    join_ray(settings)
+    join_ray(settings.cluster.ray_address, settings.cluster.join_timeout_s)
     try:
         from disagg.cluster.charge import is_supervised  # imports Ray
         from disagg.cluster.scale_record import read_fleet, write_wish

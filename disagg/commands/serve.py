@@ -284,7 +284,7 @@ def workers(
         # Twice: the first bound is the one with a message, and leaves time to look for hosts.
         watchdog = Watchdog(2 * settings.cluster.join_timeout_s, NO_CLUSTER_EXIT_CODE)
         try:
-            join_ray(settings)
+            join_ray(settings.cluster.ray_address, settings.cluster.join_timeout_s)
             watchdog.see()
         except ExpiredError as error:
             log.error("%s", error.message)

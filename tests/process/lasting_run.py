@@ -35,7 +35,7 @@ def main(model_dir: Path, address: str, *changes: str) -> int:
         done.set()
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    join_ray(settings)
+    join_ray(settings.cluster.ray_address, settings.cluster.join_timeout_s)
     from disagg.cluster.lasting import LastingSupervision
     from disagg.cluster.supervise import Supervisor
 
