@@ -6,8 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
 
 from disagg.errors import ConfigError
 from disagg.messages.identity import Incarnation
@@ -79,6 +79,13 @@ class WorkerState:
     """It was asked to end, by whoever supervised it then."""
     has_drained: bool = False
     """It has ended in order, by a signal, a router's order or its own; its process ends too."""
+
+    def __setstate__(self, state: Mapping[str, Any] | list[Any]) -> None:
+        """Take a pickle, also of a release that had slots: the values alone, in their order."""
+        if isinstance(state, list):
+            names = (field.name for field in fields(self))
+            state = dict(zip(names, state, strict=False))  # those that are new have their defaults
+        self.__dict__.update(state)
 
 
 class WorkerActor:

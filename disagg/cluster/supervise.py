@@ -221,7 +221,10 @@ class Supervisor:
 
     def _go_on(self, worker: Supervised) -> None:
         """Ask a worker that runs; end one that has been asked to leave."""
-        worker.see_silence(time.monotonic(), self._settings.cluster.start_timeout_s)
+        patience_s = self._settings.cluster.start_timeout_s
+        if worker.is_unheard:  # it may drain still, as the last supervisor has asked it to
+            patience_s += self._drain_s + self._stop_s
+        worker.see_silence(time.monotonic(), patience_s)
         worker.end_if_left()
         if worker.actor is None and not worker.is_wanted:
             self._report(f"worker {worker.worker_id} has ended")
@@ -264,6 +267,8 @@ class Supervisor:
         except ValueError as error:
             worker.fault = f"Ray refuses it: {last_line(error)}"
             worker.say(worker.fault)
+            now_s = time.monotonic()
+            worker.create_at_s = now_s + worker.back_off.ended(now_s)
 
     def _turn_over(self) -> None:
         """Let one worker leave whose settings have changed, or that is not wanted any more."""

@@ -137,7 +137,7 @@ class Supervised:
             self.serves = False
 
     def leave(self, stop_s: float, drain_s: float) -> None:
-        """Let it end; one that serves drains first.
+        """Let it end; one that serves drains first, and so may one that was found.
 
         Args:
             stop_s: how long its stop may take.
@@ -145,7 +145,7 @@ class Supervised:
         """
         if self.actor is None:
             self.leaving = None
-        elif self.serves:
+        elif self.serves or (self.is_unheard and self.heard is self.actor):
             self.is_awaited = self.is_wanted
             self.ask_to_leave(stop_s, drain_s)
         else:

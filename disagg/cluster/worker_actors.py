@@ -139,16 +139,20 @@ def create_actor(
         # Soft: where the host has gone, any other is better than none.
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=True)
     remote: Any = ray.remote(WorkerActor)
-    return remote.options(
-        name=str(name),
-        lifetime=lifetime,
-        num_cpus=needs.num_cpus,
-        num_gpus=needs.num_gpus,
-        resources=dict(needs.resources),
-        max_restarts=0,  # the supervisor starts it again: it sees a crash loop, Ray does not
-        max_task_retries=0,
-        scheduling_strategy=strategy,
-    ).remote(options, worker_path)
+    try:
+        return remote.options(
+            name=str(name),
+            lifetime=lifetime,
+            num_cpus=needs.num_cpus,
+            num_gpus=needs.num_gpus,
+            resources=dict(needs.resources),
+            max_restarts=0,  # the supervisor starts it again: it sees a crash loop, Ray does not
+            max_task_retries=0,
+            scheduling_strategy=strategy,
+        ).remote(options, worker_path)
+    except ValueError:
+        remove_group(name)  # no worker is to come that would use it
+        raise
 
 
 def remove_left_groups(actors: Collection[ActorName]) -> None:

@@ -87,7 +87,7 @@ class Workforce:
             name: of its actor.
             role: that it has been given.
             actor: to be asked how it is.
-            has_served: it hangs if it does not answer; else it may still start.
+            has_served: it hangs if it does not answer, or it drains; else it may still start.
         """
         worker = self._supervised(role, name)
         worker.actor = actor

@@ -3,7 +3,7 @@
 import pickle
 import time
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import ray
 from disagg.cluster import supervised
 from disagg.cluster.supervised import Supervised
 from disagg.cluster.worker_actors import ActorName
+from disagg.workers import actor
 from disagg.workers.actor import WorkerState
 
 PATIENCE_S = 300.0
@@ -133,6 +134,54 @@ def test_an_answer_of_an_older_release_has_the_defaults_of_what_it_lacks(
     assert worker.serves
 
 
+def test_so_has_one_of_a_release_whose_answers_had_slots(
+    worker: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their pickles hold a list."""
+
+    @dataclass(frozen=True, slots=True)
+    class Slotted:
+        worker_id: str
+        role: str
+        epoch: str
+        address: str
+        node_id: str
+        pid: int
+        summary: str
+        refused: str
+
+    Slotted.__module__, Slotted.__qualname__ = WorkerState.__module__, WorkerState.__qualname__
+    with monkeypatch.context() as older:
+        older.setattr(actor, "WorkerState", Slotted)
+        said = pickle.dumps(Slotted("decode-0", "decode", "e", "a:1", "host", 1, "all", ""))
+    worker.asked = pickle.loads(said)
+    worker.hear()
+    assert worker.state == WorkerState("decode-0", "decode", "e", "a:1", "host", 1, "all", "")
+    assert worker.serves
+
+
+def test_one_that_was_found_and_may_drain_has_the_time_for_it(
+    worker: Supervised, monkeypatch: pytest.MonkeyPatch, ended: list[Any]
+) -> None:
+    """It answers nothing while it drains, as the last supervisor has asked it to."""
+    found = Found()
+    worker.actor = worker.heard = found
+    worker.leave(10.0, 60.0)
+    assert (found.stops, ended) == ([(10.0, 60.0)], [])
+    done: list[object] = []
+    monkeypatch.setattr(ray, "wait", lambda waiting, timeout: (done, waiting))
+    worker.end_if_left()
+    assert ended == []
+    monkeypatch.setattr(time, "monotonic", lambda: worker.left_by_s)
+    worker.end_if_left()
+    assert ended == [found]
+
+
+def test_one_that_starts_leaves_at_once(worker: Supervised, ended: list[Any]) -> None:
+    worker.leave(10.0, 60.0)
+    assert ended == ["first life"]
+
+
 def test_nothing_refers_to_the_actor_of_a_life_that_has_ended(worker: Supervised) -> None:
     """Ray would keep its name, and no other could be started."""
     worker.actor = Actor()
@@ -145,3 +194,15 @@ def test_nothing_refers_to_the_actor_of_a_life_that_has_ended(worker: Supervised
 
 class Actor:
     """Stands for a handle of Ray's."""
+
+
+class Found:
+    """Likewise, of one that can be asked to stop."""
+
+    def __init__(self) -> None:
+        self.stops: list[tuple[float, float]] = []
+        self.stop = self
+
+    def remote(self, stop_s: float, drain_s: float) -> object:
+        self.stops.append((stop_s, drain_s))
+        return "its answer"
