@@ -1,27 +1,30 @@
 """What requests wait, asked of the routers again and again, and the counts that follow from it."""
 
-import http.client
 import json
 import logging
 import socket
 import threading
 import time
-import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from disagg.cluster.autoscaling import AutoscaleOptions, Autoscaling, Wait
 from disagg.cluster.counts import Counts
 from disagg.cluster.http_calls import call, key_header
 from disagg.config import Settings, reachable_host
+from disagg.config.autoscale_settings import parse_name
 from disagg.errors import ConfigError
 
 _POLL_S = 1.0
 _TIMEOUT_S = 5.0
 _STALE_S = 10.0
 """What a router said longer ago says nothing."""
+_GONE_S = 30.0
+"""An address of a name that has not answered for so long is no router, while others are."""
+_AT_ONCE_MAX = 32
 _ANSWER_BYTES_MAX = 8 << 20
 _PATH = "/v1/disagg/queues"
 KEY_FILE = "autoscale.api_key_file"
@@ -29,21 +32,33 @@ KEY_FILE = "autoscale.api_key_file"
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """The last answer of a router.
+
+    Attributes:
+        at_s: when; else since when it is asked.
+        waits: by role; None: it has never answered.
+    """
+
+    at_s: float
+    waits: dict[str, list[Wait]] | None = None
+
+
 class LoadWatch:
-    """Asks every router on a thread of its own: one that does not answer holds up nobody.
+    """Asks every router on threads of its own: one that does not answer holds up nobody.
 
     Args:
         options: of the automatic mode.
-        router_urls: of the routers' admin ports; a name may stand for several.
+        router_urls: of the routers' admin ports; ``dns:name:port`` of one at each address.
         api_key: that may observe; "" where there are no keys.
     """
 
     def __init__(self, options: AutoscaleOptions, router_urls: list[str], api_key: str) -> None:
         self._scaling = Autoscaling(options)
-        self._named_urls = router_urls
-        self._router_urls = router_urls
+        self._urls = {url: [] if parse_name(url) else [url] for url in router_urls}
         self._headers = key_header(api_key, KEY_FILE)
-        self._heard: dict[str, tuple[float, dict[str, list[Wait]]]] = {}
+        self._heard: dict[str, _Heard] = {}
         self._faults: dict[str, str] = {}
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="load watch", daemon=True).start()
@@ -65,37 +80,72 @@ class LoadWatch:
     def _waits(self) -> dict[str, list[Wait]] | None:
         """Of all routers, by role; None while one of them has not answered lately."""
         waits: dict[str, list[Wait]] = {}
-        for url in self._router_urls:
-            heard_s, found = self._heard.get(url, (float("-inf"), {}))
-            if time.monotonic() - heard_s > _STALE_S:
+        now_s = time.monotonic()
+        for urls in self._urls.values():
+            answers = [self._heard.get(url, _Heard(now_s)) for url in urls]
+            fresh = [one.waits for one in answers if now_s - one.at_s <= _STALE_S]
+            known = [one for one in fresh if one is not None]
+            num_gone = sum(now_s - one.at_s > _GONE_S for one in answers)
+            if not known or len(known) + num_gone < len(urls):
                 return None
-            for role, theirs in found.items():
-                waits.setdefault(role, []).extend(theirs)
+            for theirs in known:
+                for role, some in theirs.items():
+                    waits.setdefault(role, []).extend(some)
         return waits
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._router_urls = [one for url in self._named_urls for one in _each(url)]
-            for left in self._faults.keys() - set(self._router_urls):
-                self._heard.pop(left, None)
-                del self._faults[left]
-            for url in self._router_urls:
-                try:
-                    self._heard[url] = time.monotonic(), self._ask(url)
-                    fault = ""
-                except (
-                    OSError,
-                    http.client.HTTPException,
-                    ValueError,
-                    RecursionError,
-                    KeyError,
-                    TypeError,
-                ) as error:
-                    fault = f"{url} does not say what requests wait: {error}"
-                if fault and fault != self._faults.get(url):
-                    log.warning("%s; nothing is scaled meanwhile", fault)
-                self._faults[url] = fault
+            self._look_up()
+            try:
+                self._ask_all()
+            except RuntimeError as error:  # no thread is left, for a while
+                log.warning("routers are not asked what requests wait: %s", error)
             self._closed.wait(_POLL_S)
+
+    def _ask_all(self) -> None:
+        """At the same time: those that do not answer would make the others' answers old."""
+        urls = sorted({url for each in self._urls.values() for url in each})
+        for first in range(0, len(urls), _AT_ONCE_MAX):
+            asking = [
+                threading.Thread(target=self._hear, args=(url,), daemon=True)
+                for url in urls[first : first + _AT_ONCE_MAX]
+            ]
+            for thread in asking:
+                thread.start()
+            for thread in asking:
+                thread.join()
+
+    def _look_up(self) -> None:
+        """Find the addresses of names; those of one that is not known now stay."""
+        found = dict(self._urls)
+        for source in found:
+            named = parse_name(source)
+            if named is not None:
+                try:
+                    found[source] = _each(*named)
+                    fault = ""
+                except (OSError, UnicodeError) as error:
+                    fault = f"{source} is not known: {error}"
+                self._say(source, fault)
+        urls = {url for each in found.values() for url in each}
+        now_s = time.monotonic()
+        self._heard = {url: self._heard.get(url, _Heard(now_s)) for url in urls}
+        self._faults = {one: self._faults.get(one, "") for one in urls | found.keys()}
+        self._urls = found
+
+    def _hear(self, url: str) -> None:
+        try:
+            self._heard[url] = _Heard(time.monotonic(), self._ask(url))
+            fault = ""
+        except Exception as error:  # whatever it is: nobody would be asked any more
+            fault = f"{url} does not say what requests wait: {error}"
+        self._say(url, fault)
+
+    def _say(self, source: str, fault: str) -> None:
+        """Log what is new."""
+        if fault and fault != self._faults.get(source):
+            log.warning("%s; nothing is scaled meanwhile", fault)
+        self._faults[source] = fault
 
     def _ask(self, url: str) -> dict[str, list[Wait]]:
         asked = urllib.request.Request(url.rstrip("/") + _PATH, headers=self._headers)
@@ -145,24 +195,14 @@ def read_key(path: str) -> str:
     return key
 
 
-def _each(url: str) -> list[str]:
-    """One URL for each address of its host, where there are several, as of a headless Service.
-
-    Of one kind: a host that has both is one. With https it stays, as the certificate is the name's.
-    """
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        return [url]
-    port = parts.port or 80
-    try:
-        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return [url]
+def _each(name: str, port: int) -> list[str]:
+    """A URL for each address of a name; of one kind, as a router may have an address of both."""
+    found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     for family, shown in ((socket.AF_INET, "{}"), (socket.AF_INET6, "[{}]")):
         hosts = sorted({str(address[0]) for kind, *_, address in found if kind == family})
-        if len(hosts) > 1:
-            return [f"http://{shown.format(host)}:{port}{parts.path}" for host in hosts]
-    return [url]
+        if hosts:
+            return [f"http://{shown.format(host)}:{port}" for host in hosts]
+    return []
 
 
 def _now_ms() -> int:

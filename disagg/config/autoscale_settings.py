@@ -1,13 +1,17 @@
 """Settings of the automatic mode, which scales the workers by what requests wait."""
 
-from typing import Annotated, Self
+import re
+import urllib.parse
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from disagg.config.fields import Milliseconds, Section
 
 RangeText = Annotated[str, Field(pattern=r"^([1-9][0-9]{0,3}-[1-9][0-9]{0,3})?$")]
 COUNT_MAX = 1024
+_NAME = re.compile(r"dns:([^\s:/]+):([1-9][0-9]{0,4})")
+_PORT_MAX = 65_535
 
 
 def parse_range(text: str) -> tuple[int, int]:
@@ -28,6 +32,29 @@ def _checked(text: str) -> str:
     return text
 
 
+def parse_name(url: str) -> tuple[str, int] | None:
+    """Name and port of ``dns:name:port``; None of a URL."""
+    found = _NAME.fullmatch(url)
+    return (found[1], int(found[2])) if found else None
+
+
+def _checked_url(url: str) -> str:
+    named = parse_name(url)
+    if named is not None:
+        is_sound = named[1] <= _PORT_MAX
+    else:
+        try:
+            parts = urllib.parse.urlsplit(url)
+            is_sound = parts.scheme in ("http", "https") and bool(parts.hostname)
+            parts.port  # noqa: B018  # raises where it is none
+        except ValueError:
+            is_sound = False
+    if not is_sound:
+        raise ValueError(f"{url!r} is neither an http:// URL nor dns:name:port")
+    return url
+
+
+RouterUrl = Annotated[str, AfterValidator(_checked_url)]
 CountRange = Annotated[RangeText, AfterValidator(_checked)]
 
 
@@ -48,19 +75,12 @@ class AutoscaleSettings(Section):
     down_after_ms: Milliseconds = 300_000
     """They have waited less than a quarter of it for so long before there is one worker fewer. A
     number that was too few is tried again after twice the time, and so on."""
-    router_urls: tuple[str, ...] = Field(default=(), strict=False)
-    """Admin ports (http://host:8001) of all routers, which say how long requests wait; a name
-    stands for each of its addresses. Empty: the router of these settings."""
+    router_urls: tuple[RouterUrl, ...] = Field(default=(), strict=False)
+    """Admin ports of all routers, which say how long requests wait: http://host:8001 of one;
+    dns:name:8001 for one at every address of a name. Empty: the router of these settings."""
     api_key_file: str = ""
     """File with an API key that may observe, where routers have keys (disagg keys create --scope
     observe)."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for url in self.router_urls:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"router_urls: {url!r} is no http:// URL")
-        return self
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:

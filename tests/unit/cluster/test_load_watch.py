@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from disagg.cluster import load_watch
 from disagg.cluster.counts import Counts
 from disagg.cluster.load_watch import LoadWatch, watch_load
 from disagg.config import Settings
@@ -97,29 +98,89 @@ def test_a_router_that_is_away_or_refuses_the_key_changes_nothing(
     assert not grows(watch)
 
 
-def test_every_address_of_a_name_is_asked(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As of a headless Service; a host with an address of each kind is one router."""
-    port = int(url.rpartition(":")[2])
-    _Router.waits = [{"role": "prefill", "age_ms": 0, "waited_ms": 9_000}]
+def name_routers(monkeypatch: pytest.MonkeyPatch, port: int, *hosts: str) -> None:
+    """Let routers.test have these addresses, and one of the other kind; none: it is unknown."""
     look_up = socket.getaddrinfo
-    stream, hosts = socket.SOCK_STREAM, ["127.0.0.1", "127.0.0.2"]
 
     def named(host: str, *rest: Any, **more: Any) -> Any:
         if host != "routers.test":
             return look_up(host, *rest, **more)
-        found = [(socket.AF_INET, stream, 6, "", (one, port)) for one in hosts]
-        return [*found, (socket.AF_INET6, stream, 6, "", ("::1", port, 0, 0))]
+        if not hosts:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in hosts]
+        return [*found, (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", named)
-    watch = watching(tmp_path, router_urls=(f"http://routers.test:{port}",))
+
+
+def test_every_address_of_a_name_is_asked(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a headless Service; a host with an address of each kind is one router.
+
+    One that does not answer may start or hang; after a while it is none.
+    """
+    port = int(url.rpartition(":")[2])
+    _Router.waits = [{"role": "prefill", "age_ms": 0, "waited_ms": 9_000}]
+    name_routers(monkeypatch, port, "127.0.0.1", "127.0.0.2")
+    monkeypatch.setattr(load_watch, "_GONE_S", BOUND_S)
+    watch = watching(tmp_path, router_urls=(f"dns:routers.test:{port}",))
     deadline = time.monotonic() + BOUND_S
     while f"http://127.0.0.2:{port} does not say" not in caplog.text:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert not grows(watch)
-    hosts.remove("127.0.0.2")
+    assert "::1" not in caplog.text
+    monkeypatch.setattr(load_watch, "_GONE_S", 0.5)
+    while not grows(watch):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    watch.close()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_name_without_a_router_that_answers_scales_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, known: bool
+) -> None:
+    name_routers(monkeypatch, 1, *(["127.0.0.1", "127.0.0.2"] if known else []))
+    monkeypatch.setattr(load_watch, "_GONE_S", 0.0)
+    watch = watching(tmp_path, router_urls=("dns:routers.test:1",))
+    said = "http://127.0.0.2:1 does not say" if known else "dns:routers.test:1 is not known"
+    deadline = time.monotonic() + BOUND_S
+    while said not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert watch._waits() is None
+    watch.close()
+
+
+def test_a_url_is_one_router_whatever_addresses_its_host_has(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be a load balancer's: the same waits would be counted for each."""
+    port = int(url.rpartition(":")[2])
+    _Router.waits = [{"role": "prefill", "age_ms": 0, "waited_ms": 9_000}]
+    name_routers(monkeypatch, port, "127.0.0.1", "127.0.0.2")
+    watch = watching(tmp_path, router_urls=(f"http://routers.test:{port}",))
+    deadline = time.monotonic() + BOUND_S
+    while (waits := watch._waits()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(waits["prefill"]) == 1
+    watch.close()
+
+
+def test_nothing_that_a_call_raises_ends_the_watch(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _Router.waits = [{"role": "prefill", "age_ms": 0, "waited_ms": 9_000}]
+    with monkeypatch.context() as broken:
+        broken.setattr(load_watch, "call", lambda *_: 1 / 0)
+        watch = watching(tmp_path, router_urls=(url,))
+        deadline = time.monotonic() + BOUND_S
+        while "division by zero" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     while not grows(watch):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -159,7 +220,10 @@ def test_a_key_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "given",
     [{"prefill": "0-3"}, {"decode": "4-2"}, {"both": "1"}, {"prefill": "1-1025"},
-     {"router_urls": ("router:8001",)}],
+     {"router_urls": ("router:8001",)}, {"router_urls": ("http://router:99999",)},
+     {"router_urls": ("http://[::1",)}, {"router_urls": ("http://",)},
+     {"router_urls": ("dns:router",)}, {"router_urls": ("dns:router:99999",)},
+     {"router_urls": ("http://router:8001", "http://dns:router:8001")}],
 )  # fmt: skip
 def test_ranges_and_urls_are_checked(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
