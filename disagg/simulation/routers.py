@@ -29,11 +29,14 @@ class Routers:
         plan: what each of them goes by, and how many there are.
         hasher: of the prompts.
         perform: takes what any of them does.
+
+    Attributes:
+        cores: each as in production; to be looked at only.
     """
 
     def __init__(self, plan: RouterPlan, hasher: BlockHasher, perform: Perform) -> None:
         names = ("",) if plan.num_routers == 1 else map(str, range(plan.num_routers))
-        self._cores = {
+        self._by_name = {
             name: RouterCore(
                 RoutingOptions(
                     hasher_of=lambda _: hasher.extend,
@@ -51,7 +54,7 @@ class Routers:
             )
             for name in names
         }
-        self._all = tuple(self._cores.values())
+        self.cores = tuple(self._by_name.values())
         self._perform = perform
         self._turns = count()
         self._asked: dict[str, RouterCore] = {}
@@ -60,16 +63,16 @@ class Routers:
     @property
     def report_pace_ms(self) -> int:
         """So long a worker waits between two reports, as the slowest of them wants it."""
-        return max(one.report_pace.stats_ms for one in self._all)
+        return max(one.report_pace.stats_ms for one in self.cores)
 
     @property
     def num_live(self) -> int:
         """Requests that have not ended."""
-        return sum(one.num_live for one in self._all)
+        return sum(one.num_live for one in self.cores)
 
     def generate(self, now_ms: int, request: NewRequest) -> None:
         """Give a request to the router whose turn it is; raises as `RouterCore.generate`."""
-        router = self._all[next(self._turns) % len(self._all)]
+        router = self.cores[next(self._turns) % len(self.cores)]
         self._asked[request.request_id] = router
         self._perform(router.generate(now_ms, request))
 
@@ -80,7 +83,7 @@ class Routers:
     def from_worker(self, now_ms: int, sender: Incarnation, message: ToRouterMessage) -> None:
         """A message came to the router that it is for, or to all of them."""
         name = router_of(message)
-        for router in (self._cores[name],) if name else self._all:
+        for router in (self._by_name[name],) if name else self.cores:
             self._perform(router.from_worker(now_ms, sender, message))
 
     def kv_events(self, sender: Incarnation, first: int, events: tuple[KVEvent, ...]) -> None:
@@ -89,18 +92,18 @@ class Routers:
         Raises:
             InvariantViolation: others should have come before.
         """
-        for router in self._all:
+        for router in self.cores:
             if not router.kv_events(sender, sender.epoch, first, None, events):
                 raise InvariantViolation(f"{sender}: a gap before event {first}")
 
     def register(self, now_ms: int, info: WorkerInfo, *, opens: bool) -> None:
         """A worker's heartbeat came; with ``opens`` its sessions are up then."""
-        for router in self._all:
+        for router in self.cores:
             self._perform(router.register(now_ms, info))
             if opens:
                 self._perform(router.session_up(now_ms, info.incarnation))
 
     def tick(self, now_ms: int) -> None:
         """Time has gone by."""
-        for router in self._all:
+        for router in self.cores:
             self._perform(router.tick(now_ms))

@@ -147,9 +147,8 @@ def test_the_warm_up_teaches_the_router_what_a_hand_over_takes() -> None:
     fleet = WarmFleet(curves())
     burst = [TraceRequest(0, 400, 60, (), (n,) * 400) for n in range(6)]
     fleet.run(OURS, burst)
-    (record,) = [
-        one for one in map(fleet.world.router.record, map(str, range(10_000))) if one is not None
-    ][-1:]
+    (router,) = fleet.world.routers.cores
+    (record,) = [one for one in map(router.record, map(str, range(10_000))) if one is not None][-1:]
     shown = record.generations[0].considered
     moving = [one for one in shown if one.prefill != one.decode]
     assert moving, "two workers of both roles, both busy"
