@@ -13,7 +13,6 @@ from disagg.messages.outputs import FinishReason
 from disagg.messages.session import EndReason
 from disagg.messages.submit import Submit
 from disagg.routing.actions import Fail, RouterAction
-from disagg.routing.end_pace import EndPace
 from disagg.routing.policy.registry import POLICIES
 from tests.unit.routing.builders import Router, request, worker
 
@@ -226,59 +225,6 @@ def test_a_full_router_takes_no_place_from_an_equal() -> None:
     with pytest.raises(CapacityError):
         fleet.ask("b2", tenant="b")
     assert fleet.core.num_live == 5
-
-
-def test_the_advised_wait_is_what_the_queue_takes() -> None:
-    fleet = Fleet("both", requests_max=12)
-    assert fleet.core.retry_after_s(0) == 1
-    fleet.ask(*(f"r{n}" for n in range(12)))
-    for _ in range(2):
-        fleet.now_ms += 2000
-        fleet.finish(fleet.order[-1])
-    fleet.ask("r12", "r13")
-    with pytest.raises(CapacityError) as caught:
-        fleet.ask("r14")
-    # 11 wait, and two ended in the 2 s since the first end.
-    assert caught.value.retry_after_s == 12
-    fleet.now_ms += 3_600_000
-    with pytest.raises(CapacityError) as caught:
-        fleet.ask("r14")
-    assert caught.value.retry_after_s == 60
-
-
-def test_a_time_without_requests_is_no_slow_pace() -> None:
-    """The first ones in the morning would be told that each takes a part of the night."""
-    fleet = Fleet("both", requests_max=12, worker_silent_ms=10**9)
-
-    def serve(day: int, until: int) -> None:
-        for number in range(until):
-            fleet.ask(f"{day}-{number}")
-            fleet.now_ms += 100
-            fleet.finish(f"{day}-{number}")
-
-    serve(0, 64)
-    for day in (1, 2):
-        fleet.now_ms += 28_800_000
-        assert fleet.core.retry_after_s(fleet.now_ms) == 1
-        serve(day, 2)
-    fleet.now_ms += 28_800_000
-    fleet.ask(*(f"r{n}" for n in range(12)))
-    with pytest.raises(CapacityError) as caught:
-        fleet.ask("more")
-    assert caught.value.retry_after_s == 2  # 11 wait, each takes 0.1 s
-    fleet.now_ms += 3_600_000
-    assert fleet.core.retry_after_s(fleet.now_ms) == 60, "control: nothing ends any more"
-
-
-def test_time_in_which_requests_waited_in_vain_is_a_slow_pace() -> None:
-    """They were there, whether any has ended or not."""
-    pace = EndPace()
-    for number in range(64):
-        pace.note(100 * number)
-    for now_ms in range(6_400, 120_000, 100):
-        pace.see(now_ms, idle=False)
-    pace.see(3_600_000, idle=True)
-    assert pace.retry_after_s(3_600_000, 1) == 2
 
 
 def test_a_waiting_request_can_be_cancelled_and_no_worker_hears_of_it() -> None:
