@@ -79,11 +79,7 @@ class RouterCore:
         )
         rooms = Rooms(router_id, options.worker_prefill_tokens_max, options.worker_waiting_max)
         self._fleet = Fleet(
-            options.worker_silent_ms,
-            self._revisions,
-            rooms,
-            options.worker_silent_busy_ms,
-            router_id,
+            options.worker_silent_ms, self._revisions, rooms, options.worker_silent_busy_ms
         )
         self._resets = CacheResets(self.counters, router_id)
         planner = Planner(

@@ -50,7 +50,6 @@ class Fleet:
         revisions: into which its workers fall; it adds and removes them.
         rooms: told of all that workers say of their limits and loads.
         silent_busy_ms: see `Silence`; None: as ``silent_ms``.
-        router_id: of this router's life, see `turn_of`.
 
     Attributes:
         roster: the same workers as bits, for plans.
@@ -65,7 +64,6 @@ class Fleet:
         revisions: Revisions,
         rooms: Rooms,
         silent_busy_ms: int | None = None,
-        router_id: str = "",
     ) -> None:
         self.revisions = revisions
         self.rooms = rooms
@@ -77,7 +75,6 @@ class Fleet:
         self._silent_busy_ms = silent_ms if silent_busy_ms is None else silent_busy_ms
         self._silence = Silence(silent_ms, self._silent_busy_ms)
         self._workers: dict[str, Worker] = {}
-        self._router_id = router_id
         self._indexes: dict[tuple[str, tuple[GroupInfo, ...]], PrefixIndex] = {}
         """By revision and layout."""
         self._lives = WorkerLives()
@@ -133,7 +130,7 @@ class Fleet:
         tiers = [tier.num_blocks for tier in info.tiers]
         index.add(info.incarnation, info.num_blocks, tiers)
         worker = self._workers[info.incarnation.worker_id] = Worker(
-            info, index, now_ms, turn=turn_of(self._router_id, info.incarnation.worker_id)
+            info, index, now_ms, turn=turn_of(self.rooms.router, info.incarnation.worker_id)
         )
         worker.own_tokens = self.rooms.prefill_tokens(info.incarnation)  # it may be back
         worker.pulse = self._silence.pulse(now_ms, info.incarnation)

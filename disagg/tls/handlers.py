@@ -42,7 +42,7 @@ def looked_at(handler: Any, look: Look, read: Read | None = None) -> Any:
                 return
             except (ProtocolError, grpc.aio.AbortError) as error:
                 ended = await _ended(error, context)
-            del request, context
+            del request, context  # see `_ended`
             raise ended
 
         async def write_many(request: Any, context: Context) -> None:
@@ -51,7 +51,7 @@ def looked_at(handler: Any, look: Look, read: Read | None = None) -> Any:
                 return
             except (ProtocolError, grpc.aio.AbortError) as error:
                 ended = await _ended(error, context)
-            del request, context
+            del request, context  # see `_ended`
             raise ended
 
         answer_many = write_many if iscoroutinefunction(streaming) else yield_many
@@ -65,7 +65,7 @@ def looked_at(handler: Any, look: Look, read: Read | None = None) -> Any:
             return await single(await look(request, context), context)
         except (ProtocolError, grpc.aio.AbortError) as error:
             ended = await _ended(error, context)
-        del request, context
+        del request, context  # see `_ended`
         raise ended
 
     if handler.request_streaming:
