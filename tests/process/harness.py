@@ -21,7 +21,6 @@ import httpx
 from openai import OpenAI
 
 from disagg.router.options import RouterOptions
-from disagg.routing.worker import turn_of
 from disagg.tls.authority import create_for_one_run
 from disagg.tls.connections import client_channel
 from disagg.wire.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -266,13 +265,6 @@ class Cluster:
         """The workers as the router sees them, by name."""
         views = self.admin.get("/v1/disagg/workers").json()["workers"]
         return {view["info"]["incarnation"]["worker_id"]: view for view in views}
-
-    def first_name(self, start: str) -> str:
-        """A new worker's name, with which it is the first at this router among those alike."""
-        router_id = self.admin.get("/health").json()["router"]
-        first = min(turn_of(router_id, name) for name in self.known())
-        names = (f"{start}-{number}" for number in range(1_000))
-        return next(name for name in names if turn_of(router_id, name) < first)
 
     def channel(self, address: str) -> grpc.Channel:
         """To one of its gRPC services, as a node."""

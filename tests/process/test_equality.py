@@ -209,24 +209,23 @@ def test_end_of_sequence_as_first_token(gemma3: ServedModel) -> None:
 def test_prefill_and_decode_on_one_worker(gemma3: ServedModel) -> None:
     """A worker of role both serves alone: nothing is leased, nothing moves, the same tokens."""
     cluster = gemma3.cluster
-    name = cluster.first_name("b")
-    cluster.spawn(name, "both")
+    cluster.spawn("b0", "both")
     try:
-        cluster.wait_ready(name)
-        cluster.tell(name, "poison")
+        cluster.wait_ready("b0")
+        cluster.tell("b0", "poison")
         for length in (1, WINDOW, 150):
-            gemma3.wait_idle()  # among those alike it is the first, for both parts
+            gemma3.wait_idle()  # among equals the first by name is chosen, for both parts
             expected = gemma3.prompt(length)
             assert_exact(gemma3.ask(expected, f"alone-{length}"), expected)
             (generation,) = cluster.record(f"alone-{length}")["generations"]
             assert generation["local"]
-            assert generation["decode"]["worker_id"] == name
+            assert generation["decode"]["worker_id"] == "b0"
             assert generation["transfer"] is None
-        assert "transfers_committed" not in cluster.counters(name)
+        assert "transfers_committed" not in cluster.counters("b0")
         cluster.wait_quiescent()
     finally:
-        cluster.workers.pop(name).end()
-        wait_until(lambda: len(cluster.known()) == 2, f"the router to forget {name}")
+        cluster.workers.pop("b0").end()
+        wait_until(lambda: len(cluster.known()) == 2, "the router to forget b0")
 
 
 def test_penalties_and_bias_over_a_hand_over(gemma3: ServedModel) -> None:

@@ -92,22 +92,21 @@ def test_what_a_decode_workers_tier_has_is_pulled_under_a_lease(served: ServedMo
     """
     cluster = served.cluster
     whole = in_tier_only(served, "pulled")
-    third = cluster.first_name("d")
-    cluster.spawn(third, "decode")
-    cluster.wait_ready(third)
+    cluster.spawn("d-1", "decode")  # of equals the first by name is chosen
+    cluster.wait_ready("d-1")
     served.settle()
     prompt = served.prompt(LENGTH + 100, 6, start=whole, salt="pulled")
     assert_exact(served.ask(prompt, "pulled"), prompt)
     record(served, "pulled")
     generation = handed_over(cluster.record("pulled"))
-    assert generation["decode"]["worker_id"] == third
+    assert generation["decode"]["worker_id"] == "d-1"
     pull = generation["pull"]
     assert (pull["owner"]["worker_id"], pull["kind"], pull["failed"]) == ("d0", "prefix", "")
     assert pull["num_tokens"] == generation["pulled_tokens"] == COMMON
     assert generation["hit_tokens"] == 0
     assert cluster.counters("d0")["tier_prefixes_loaded_to_lend"] == 1
     served.settle()
-    cluster.workers[third].kill()
+    cluster.workers["d-1"].kill()
     wait_until(lambda: set(cluster.known()) == {"p0", "d0"}, "the third worker to be gone")
 
 
