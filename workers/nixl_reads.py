@@ -225,6 +225,8 @@ class NixlReads:
         except RemoteFault as fault:
             error = fault.message
         posted = self._posted.pop(handle)
+        if not error:
+            posted.peer.ended(time.monotonic() - posted.posted_s)
         posted.read.num_handles -= 1
         posted.peer.num_handles -= 1
         posted.peer.num_bytes -= posted.num_bytes

@@ -12,6 +12,12 @@ PEER_HANDLES_MAX = 16
 """In progress per peer, so that one that stopped does not take the others' turns."""
 PEER_BYTES_MAX = 64 << 20
 """In progress per peer, so that what was given up drains soon; one handle may always be."""
+PEER_BYTES_MIN = 1 << 20
+"""Likewise, on the slowest link, and at first: how fast it is nobody knows yet."""
+HANDLE_S = 1.0
+"""A handle that takes longer shares a slow link with too many: UCX carries all of them at once, so
+that the first ends when nearly all do. Of four times 16 MiB at 40 Mbit/s it did so after 14 s, and
+a living link passed for a stuck one (``transfer.read_stuck_ms``)."""
 REPORT_LATER_S = 0.005
 """Ends are reported so much later while more is read from the same peer: a report hands the
 interpreter over. The next post to another peer may block."""
@@ -95,6 +101,8 @@ class Peer:
     """In progress."""
     num_bytes: int = 0
     """In progress."""
+    bytes_max: int = PEER_BYTES_MIN
+    """In progress at most, or one handle: what moves in `HANDLE_S`, within the bounds above."""
     removing: bool = False
     """It is forgotten when nothing is in progress any more."""
     again: PoolInfo | None = None
@@ -112,7 +120,12 @@ class Peer:
             return True
         read = self.waiting[0]
         num_bytes = self.num_bytes + read.bytes_of(read.next_piece, self.info.block_bytes)
-        return self.num_handles < PEER_HANDLES_MAX and num_bytes <= PEER_BYTES_MAX
+        return self.num_handles < PEER_HANDLES_MAX and num_bytes <= self.bytes_max
+
+    def ended(self, took_s: float) -> None:
+        """Let more be in progress, or less: a handle has ended well, among what still counts."""
+        grown = 2 * self.bytes_max if took_s <= HANDLE_S else self.num_bytes * HANDLE_S / took_s
+        self.bytes_max = max(PEER_BYTES_MIN, min(int(grown), PEER_BYTES_MAX))
 
     def mend(self, now_s: float) -> bool:
         """Mark the peer to be added anew, if it is time; each time the delay doubles."""

@@ -211,7 +211,8 @@ class TransferSettings(Section):
     """A read that stands still for longer quarantines its blocks; one that waits behind others from
     the same worker does so since the last of them ended."""
     read_handle_bytes_max: int = Field(default=16 << 20, ge=4096, le=16 << 20)
-    """Bytes per transfer handle; tests use less than the 1 to 16 MiB that pay."""
+    """Bytes per transfer handle; tests use less than the 1 to 16 MiB that pay. One has to move
+    within read_stuck_ms: at less than 20 Mbit/s between two workers fewer bytes are needed."""
     checksums: bool = False
     """Offers carry a checksum of each block; what a reader got is compared before it is committed.
     All workers that exchange KV need the same, and blocks of one size on as many ranks.

@@ -21,7 +21,6 @@ from tests.process.transport_process import (
 __all__ = ["tcp_world", "world"]  # the fixtures
 
 HANDLES_MAX = 16  # per peer
-PEER_BYTES_MAX = 64 << 20
 IDLE = {"failure": "", "reads": 0, "handles": 0, "oldest_ms": 0, "bytes": 0}
 
 
@@ -80,19 +79,17 @@ def test_handles_are_equal_and_bytes_in_progress_are_bounded(tcp_world: World) -
     large = {"block_bytes": 2 * mib, "handle_bytes_max": 16 * mib, "telemetry": True}
     owner, reader = pair(tcp_world, **large)
     everything = list(range(NUM_BLOCKS))  # 128 MiB
-    assert ended(reader, tcp_world.read(reader, owner.name, everything[:9], everything[:9])) == ""
-    assert sorted(reader.counts()["bytes"]) == [8 * mib, 10 * mib]  # not 16 and 2
 
     owner.signal(signal.SIGSTOP)
     stuck = tcp_world.read(reader, owner.name, everything, everything)
-    state = until(reader, lambda s: s["bytes"] == PEER_BYTES_MAX)
+    state = until(reader, lambda s: s["bytes"] == 16 * mib)
     before_ms = reader.cpu_ms()
     assert reader.wait(read_id=stuck, timeout_s=1.0) == []
     used_ms = reader.cpu_ms() - before_ms
     assert used_ms < 300, "an owner that is silent costs a core"
     state = reader.state()
-    assert state["bytes"] == PEER_BYTES_MAX
-    assert state["handles"] == PEER_BYTES_MAX // (16 * mib)
+    assert state["bytes"] == 16 * mib
+    assert state["handles"] == 1  # until it is known how fast the owner is
 
     owner.signal(signal.SIGCONT)
     assert ended(reader, stuck) == ""
@@ -101,6 +98,9 @@ def test_handles_are_equal_and_bytes_in_progress_are_bounded(tcp_world: World) -
     assert counts["descriptors"] == [1] * 8
     assert reader.digests() == owner.digests()
     assert reader.state() == IDLE
+
+    assert ended(reader, tcp_world.read(reader, owner.name, everything[:9], everything[:9])) == ""
+    assert sorted(reader.counts()["bytes"]) == [8 * mib, 10 * mib]  # not 16 and 2
 
 
 def test_what_cannot_be_read_is_an_error_not_a_hang(world: World) -> None:
