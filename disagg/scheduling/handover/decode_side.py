@@ -11,6 +11,7 @@ from disagg.messages.reports import TransferKind
 from disagg.messages.sampling import SampledToken, TokenLogprobs
 from disagg.messages.session import EndReason
 from disagg.scheduling.actions import ConnectPeer, ToRouter
+from disagg.scheduling.handover.inbound_admission import STUCK
 from disagg.scheduling.handover.report import committed_report, pulled_bytes, read_progress
 from disagg.scheduling.handover.worker_state import WorkerState
 from disagg.scheduling.sequence import Phase, Sequence
@@ -67,7 +68,7 @@ class DecodeSide:
             self._reservations.submitted(now_ms, seq.key, seq.peer.incarnation)
 
     def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve) -> None:
-        """Grant or refuse a reservation at once."""
+        """Grant or refuse a reservation at once; end the part where none would ever be granted."""
         verdict = self._reservations.consider(sender, message)
         if isinstance(verdict, Ignore):
             return
@@ -78,6 +79,10 @@ class DecodeSide:
         self._drop_reservation(key)
         lacked: tuple[int, ...] = ()
         seq = self.awaiting[key]
+        if sender in self._inbound.peers_paused:
+            # It may be stuck for long: the router is to plan anew, and to let the pair rest.
+            self.end(seq, EndReason.READ_STUCK, STUCK)
+            return
         reservation, refusal = self._try_reserve(seq, seq.num_prompt_tokens)
         if reservation is not None:
             del self.awaiting[key]

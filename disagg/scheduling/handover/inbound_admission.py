@@ -7,6 +7,8 @@ from disagg.scheduling.generations import Generations
 from disagg.scheduling.limits import WorkerLimits
 from disagg.transfer.reader.table import InboundTable
 
+STUCK = "a READ from there is stuck"
+
 
 class InboundAdmission:
     """Reasons for which nothing more may be read into this worker's memory now.
@@ -38,7 +40,7 @@ class InboundAdmission:
         if self._batcher.preempted_waiting:
             return "an older request waits for memory"
         if owner in self._inbound.peers_paused:
-            return "a READ from there is stuck"
+            return STUCK
         if self._generations.num_holding >= self._limits.max_sequences:
             return "too many sequences"
         if not self.ready:

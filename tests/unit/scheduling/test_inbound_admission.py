@@ -12,7 +12,7 @@ from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.messages.peer import AskLease, Reserve, Reserved, TakeOver
+from disagg.messages.peer import AskLease, Ended, Reserve, Reserved, TakeOver
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.messages.session import EndReason, PartEnded
 from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
@@ -150,9 +150,24 @@ class Paused(InboundTable):
 def test_a_stuck_read_pauses_its_owner_for_all_of_them() -> None:
     core = worker()
     core.inbound.__class__ = Paused
-    assert reserve(core).reason == "a READ from there is stuck"
     assert ended(take_over(core))[0][1] == "a READ from there is stuck"
     assert requests(pull(core)) == []
+
+
+def test_a_hand_over_from_the_owner_of_a_stuck_read_ends_at_once() -> None:
+    core = worker()
+    core.inbound.__class__ = Paused
+    asked = submit(5, Role.DECODE)
+    key = asked.key
+    core.on_router_message(0, asked)
+    actions = core.on_peer_message(0, OWNER, Reserve(key, 1))
+    # Not a refusal: the prefill worker would ask again and again, for seconds.
+    assert ended(actions) == [(EndReason.READ_STUCK, "a READ from there is stuck")]
+    assert [one.message for one in actions if isinstance(one, Send)] == [
+        Ended(key, EndReason.READ_STUCK)
+    ]
+    assert (core.sequences, core.budget.num_blocks) == ({}, 0)
+    check_core(core)
 
 
 def test_a_take_over_stays_within_the_budget() -> None:
