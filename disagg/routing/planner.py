@@ -22,6 +22,7 @@ from disagg.routing.policy.policy import Policy
 from disagg.routing.policy.protocol import Demand, Plan
 from disagg.routing.request import RoutedRequest
 from disagg.routing.revisions import Revision
+from disagg.routing.trials import Trials
 
 OnBug = Callable[[str, Exception], None]
 """Takes a request's id and what was raised."""
@@ -56,6 +57,7 @@ class Planner:
         self._slo_tpot_ms = slo_tpot_ms
         self._resets = resets
         self._on_bug = on_bug
+        self._trials = Trials()
 
     def plan(self, now_ms: int, request: RoutedRequest) -> Plan:
         """Choose the workers of the request's next generation.
@@ -84,7 +86,7 @@ class Planner:
             demand = self._demand(now_ms, request, num_behind)
             candidates = self._able(request, revision, ready)
             plan = self._plan(demand, candidates)
-            _shed(request, demand, plan)
+            is_trial = self._is_trial(now_ms, request, demand, plan)
             roomy = self._fleet.rooms.roomy
             chosen = candidates.of((plan.prefill.incarnation, plan.decode.incarnation))
             if chosen & ~roomy:
@@ -97,6 +99,9 @@ class Planner:
                 plan = other
             if request.held_until_ms and not plan.hold_ms:
                 why = f"{plan.reason}; waited by choice, {demand.waited_ms} ms"
+                plan = replace(plan, reason=why)
+            if is_trial:
+                why = f"{plan.reason}; too late by what was measured: it goes to measure it again"
                 plan = replace(plan, reason=why)
             return plan
 
@@ -122,6 +127,36 @@ class Planner:
         revision = self._fleet.revisions.assign(request.request_id, able)
         request.assign(revision)
         return revision, self._fleet.ready_in(revision)
+
+    def _is_trial(self, now_ms: int, request: RoutedRequest, demand: Demand, plan: Plan) -> bool:
+        """Refuse what wants its first token sooner than the best plan has it, if it is to be shed.
+
+        Returns:
+            Whether it would be refused, but goes, see `Trials`.
+
+        Raises:
+            SloError: with the time after which as much work is done as is too much, if that helps.
+        """
+        own_ms, queue_ms = 0.0, 0.0
+        if plan.estimate is not None:
+            own_ms, queue_ms = plan.estimate.ttft_ms, plan.estimate.queue_ms
+        if not demand.is_shed(own_ms):
+            return False
+        ttft_ms, wanted_ms = demand.waited_ms + own_ms, demand.slo.ttft_ms
+        is_slow = own_ms - queue_ms > wanted_ms  # without any queue it would be as late
+        if (
+            is_slow
+            and demand.waited_ms <= wanted_ms
+            and self._trials.may_go(now_ms, request, own_ms)
+        ):
+            return True
+        request.refused = plan.considered or (considered(plan),)
+        retry_after_s = max(1, min(RETRY_AFTER_MAX_S, ceil((ttft_ms - wanted_ms) / 1000)))
+        raise SloError(
+            f"the first token is expected after {ttft_ms:.0f} ms, {wanted_ms} are wanted",
+            param="disagg.ttft_ms",
+            retry_after_s=0 if is_slow else retry_after_s,
+        )
 
     def _able(self, request: RoutedRequest, revision: Revision, ready: int) -> Candidates:
         """The candidates, of which at least one can end the request."""
@@ -242,25 +277,4 @@ class Planner:
             f"prompt and max_tokens need {request.stream.room_tokens} tokens, the largest worker "
             f"that is ready serves {largest}",
             param="max_tokens",
-        )
-
-
-def _shed(request: RoutedRequest, demand: Demand, plan: Plan) -> None:
-    """Refuse what wants its first token sooner than the best plan, or than now, if it wants that.
-
-    Raises:
-        SloError: with the time after which as much work is done as is too much, if that helps.
-    """
-    own_ms, queue_ms = 0.0, 0.0
-    if plan.estimate is not None:
-        own_ms, queue_ms = plan.estimate.ttft_ms, plan.estimate.queue_ms
-    if demand.is_shed(own_ms):
-        ttft_ms, wanted_ms = demand.waited_ms + own_ms, demand.slo.ttft_ms
-        request.refused = plan.considered or (considered(plan),)
-        retry_after_s = max(1, min(RETRY_AFTER_MAX_S, ceil((ttft_ms - wanted_ms) / 1000)))
-        raise SloError(
-            f"the first token is expected after {ttft_ms:.0f} ms, {wanted_ms} are wanted",
-            param="disagg.ttft_ms",
-            # Without any queue it would be as late.
-            retry_after_s=retry_after_s if own_ms - queue_ms <= wanted_ms else 0,
         )
