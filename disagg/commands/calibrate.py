@@ -16,7 +16,14 @@ import typer
 from disagg.commands.arguments import Config, Model, Set, read_effective
 from disagg.commands.fitted_fleet import fitted, with_serving
 from disagg.commands.fleet_requests import RunningFleet, prompt_of
-from disagg.commands.measured_fleet import PROMPT_TOKENS, ask_fleet, ask_shapes
+from disagg.commands.measured_fleet import (
+    PROMPT_TOKENS,
+    Workers,
+    ask_fleet,
+    ask_shapes,
+    check_model,
+    check_roles,
+)
 from disagg.commands.new_file import check_writable, write_whole
 from disagg.commands.signals import exit_on_signals
 from disagg.config.options import model_name
@@ -79,12 +86,15 @@ def calibrate(
     name = model_name(settings)
     check_writable(out, "--out")
     running = RunningFleet(fleet, name, admin) if fleet else None
-    if running is not None:  # where it does not answer that is known before minutes have gone by
-        running.wait_until_idle()
+    workers: Workers = frozenset()
+    if running is not None:  # what is wrong with it is known before minutes have gone by
+        workers = running.wait_until_idle()
+        check_roles(workers, settings)
         running.ask_at_once([prompt_of(PROMPT_TOKENS)])
     began_s = time.monotonic()
-    curves, measured = _measure(settings, name, workers_per_host, repeats)
+    curves, measured = _measure(settings, name, workers_per_host, repeats, workers)
     if running is not None:
+        check_roles(running.wait_until_idle(), settings)  # it may have changed since
         shapes = ask_shapes(curves, settings)
         answers = ask_fleet(shapes, running, repeats, _say)
         curves = with_serving(curves, settings, answers)
@@ -96,7 +106,7 @@ def calibrate(
 
 
 def _measure(
-    settings: Settings, name: str, workers_per_host: int, repeats: int
+    settings: Settings, name: str, workers_per_host: int, repeats: int, workers: Workers
 ) -> tuple[Curves, dict[str, Any]]:
     _say("imports")
     from disagg.commands.measured_links import measure_links  # with torch, which takes seconds
@@ -121,6 +131,7 @@ def _measure(
     load_before = os.getloadavg()[0]
     _say(f"{name} is loaded")
     engine = build_engine(options)
+    check_model(workers, engine.fingerprint)
     tokens = min(options.max_model_tokens or engine.max_model_tokens, engine.max_model_tokens)
     limits = worker_limits(options, tokens, engine.layout.block_bytes)
     rig = StepRig(engine, limits, repeats, _say)

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from disagg.cluster.http_calls import open_call
 from disagg.commands.router_client import as_router, call_router, own_key, told_of
@@ -61,6 +62,18 @@ class Asked:
         return (self.tpot_ms * num_gaps - self.second_ms) / (num_gaps - 1)
 
 
+class FleetWorker(NamedTuple):
+    """A worker of a fleet that runs, as a router sees it."""
+
+    worker_id: str
+    epoch: str
+    """Of its life."""
+    role: str
+    ready: bool
+    fingerprint: str
+    """Of its model."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunningFleet:
     """Where requests go.
@@ -75,30 +88,41 @@ class RunningFleet:
     model: str
     admin: str = ""
 
-    def wait_until_idle(self) -> None:
+    def wait_until_idle(self) -> frozenset[FleetWorker]:
         """Let requests end that are about to, where there is an admin port to ask.
+
+        Returns:
+            The workers; none where nobody is asked.
 
         Raises:
             RemoteFault: somebody else is being served; nobody answers.
             ConfigError: the URL is none.
         """
         if not self.admin:
-            return
+            return frozenset()
         ends_s = time.monotonic() + IDLE_S
-        while busy := self._busy():
+        while True:
+            workers, busy = self._workers()
+            if not busy:
+                return workers
             if time.monotonic() > ends_s:
                 raise RemoteFault(f"the fleet is not idle: {', '.join(busy)} serve requests")
             time.sleep(IDLE_WAIT_S)
 
-    def _busy(self) -> list[str]:
+    def _workers(self) -> tuple[frozenset[FleetWorker], list[str]]:
+        """All of them, and the names of those that are not idle."""
         path = "/v1/disagg/workers"
         told = call_router(self.admin, path, ADMIN_S, scope="see the workers")
+        workers, busy = set(), []
         with as_router(self.admin):
-            return [
-                one["info"]["incarnation"]["worker_id"]
-                for one in told["workers"]
-                if any((one["stats"] or {}).get(name) for name in ("num_running", "num_waiting"))
-            ]
+            for one in told["workers"]:
+                info, ready = one["info"], bool(one["ready"])
+                name, epoch = (str(info["incarnation"][part]) for part in ("worker_id", "epoch"))
+                fingerprint = str(info["contract"]["model_fingerprint"])
+                workers.add(FleetWorker(name, epoch, str(info["role"]), ready, fingerprint))
+                if any((one["stats"] or {}).get(part) for part in ("num_running", "num_waiting")):
+                    busy.append(name)
+        return frozenset(workers), busy
 
     def ask_at_once(self, prompts: Sequence[Sequence[int]], beside: int = 0) -> list[Asked]:
         """Ask requests together for `ANSWER_TOKENS` tokens each.

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from disagg.commands.fleet_requests import Asked, RunningFleet, prompt_of
+from disagg.commands.fleet_requests import Asked, FleetWorker, RunningFleet, prompt_of
 from disagg.commands.varied_lengths import varied_length
 from disagg.config.settings import Settings
+from disagg.errors import ConfigError, RemoteFault
 from disagg.simulation.curves import Curves
+from disagg.simulation.fleet_plan import roles_name
 
 PROMPT_TOKENS = 48
 LONGER_PROMPTS = (120, 240, 960, 2_880)
@@ -55,6 +57,39 @@ class AskShape:
 
 Answers = Mapping[AskShape, Asked]
 """What requests of every shape took."""
+Workers = frozenset[FleetWorker]
+"""Of the fleet; none where there is no admin port to ask."""
+
+
+def check_roles(workers: Workers, settings: Settings) -> None:
+    """Refuse a fleet that is not the settings': its times would be taken for theirs.
+
+    Raises:
+        ConfigError: its ready workers have other roles or another number.
+    """
+    cluster = settings.cluster
+    wanted = cluster.num_prefill, cluster.num_decode, cluster.num_both
+    roles = [one.role for one in workers if one.ready]
+    found = roles.count("prefill"), roles.count("decode"), roles.count("both")
+    if workers and found != wanted:
+        raise ConfigError(
+            f"cluster.num_prefill, num_decode, num_both: the settings have {roles_name(*wanted)}, "
+            f"the fleet {roles_name(*found) or 'no worker that is ready'}",
+            param="cluster.num_prefill",
+        )
+
+
+def check_model(workers: Workers, fingerprint: str) -> None:
+    """Refuse a fleet that serves another checkpoint.
+
+    Raises:
+        ConfigError: one of its workers does.
+    """
+    others = sorted(one.worker_id for one in workers if one.fingerprint != fingerprint)
+    if others:
+        raise ConfigError(
+            f"--model: {', '.join(others)} of the fleet serve another model", param="model"
+        )
 
 
 def ask_shapes(curves: Curves, settings: Settings) -> tuple[AskShape, ...]:
@@ -97,16 +132,23 @@ def ask_fleet(
         is_warm: it has been asked before, and needs no first round.
 
     Raises:
-        RemoteFault: the fleet does not answer, refuses, or serves somebody.
+        RemoteFault: the fleet does not answer, refuses, serves somebody, or has other workers than
+            when this began.
     """
-    fleet.wait_until_idle()
+    workers = fleet.wait_until_idle()
+
+    def rest() -> None:
+        time.sleep(REST_S)
+        if (now := fleet.wait_until_idle()) != workers:
+            names = ", ".join(sorted({one.worker_id for one in workers ^ now}))
+            raise RemoteFault(f"the fleet has changed meanwhile: {names}; calibrate anew")
 
     def ask(one: AskShape, number: int) -> Asked:
-        time.sleep(REST_S)
+        rest()
         prefix = prompt_of(one.num_prefix)
         if prefix:
             fleet.ask_at_once([prefix])
-            time.sleep(REST_S)
+            rest()
         num_prompt = varied_length(one.num_prompt, number, repeats)
         prompts = [[*prefix, *prompt_of(num_prompt)] for _ in range(one.at_once)]
         return middle(fleet.ask_at_once(prompts, one.beside))
@@ -117,6 +159,7 @@ def ask_fleet(
     for number in range(repeats):
         say(f"requests to the fleet, {number + 1} of the repeats")
         rounds.append([ask(one, number) for one in shapes])
+    rest()
     same = zip(*rounds, strict=True)
     return {shape: middle(found) for shape, found in zip(shapes, same, strict=True)}
 

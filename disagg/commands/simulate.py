@@ -169,7 +169,7 @@ def simulate(
         }
         print(json.dumps(whole, indent=2), flush=True)
     else:
-        table(found, best)
+        table(found, best, fleet.router.num_routers)
     if plot_file is not None:  # at the end: where it fails the figures have been shown
         plot(found, plot_file, measured.name)
 

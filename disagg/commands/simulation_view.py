@@ -17,22 +17,25 @@ from disagg.simulation.fleet_plan import roles_name
 SUFFIXES = (".svg", ".png")
 
 
-def table(found: Sequence[Figures], best: Mapping[tuple[str, float], Figures]) -> None:
+def table(
+    found: Sequence[Figures], best: Mapping[tuple[str, float], Figures], num_routers: int
+) -> None:
     """Print a row for each run, and after them the best ratio of each policy and rate."""
     width = None if sys.stdout.isatty() else 200  # a pipe has no width to fold lines to
     console = Console(width=width, highlight=False)
-    console.print(_rows(found))
+    console.print(_rows(found, num_routers))
     if best:
         console.print("Best ratio of prefill to decode workers, by policy and rate:")
-        console.print(_rows(list(best.values())))
+        console.print(_rows(list(best.values()), num_routers))
 
 
-def _rows(found: Sequence[Figures]) -> Table:
+def _rows(found: Sequence[Figures], num_routers: int) -> Table:
     shown = Table(box=None, header_style="bold")
     shown.add_column("policy")
     percents = "/".join(map(str, PERCENTS))
     for name in (
         "workers",
+        "routers",
         "asked /s",
         "rate /s",
         "goodput /s",
@@ -48,6 +51,7 @@ def _rows(found: Sequence[Figures]) -> Table:
         shown.add_row(
             one.policy,
             roles_name(one.num_prefill, one.num_decode, one.num_both),
+            str(num_routers),
             f"{one.asked_rate:.4g}",
             f"{one.rate:.4g}",
             f"{one.goodput:.4g}",

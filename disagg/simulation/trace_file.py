@@ -99,15 +99,16 @@ def _request(fields: Mapping[str, Any], where: str) -> TraceRequest:
         isinstance(one, bool) or not isinstance(one, int) for one in hash_ids
     ):
         raise ConfigError(f"{where}: hash_ids: a list of integers is wanted", param="trace")
-    if len(hash_ids) * TRACE_BLOCK < num_prompt:
+    if len(hash_ids) != (needed := -(-num_prompt // TRACE_BLOCK)):
+        # With blocks of another size prompts would share more, or less, than they do.
+        few_or_many = "few" if len(hash_ids) < needed else "many"
         raise ConfigError(
-            f"{where}: hash_ids: {len(hash_ids)} ids of {TRACE_BLOCK} tokens are too few for an "
-            f"input_length of {num_prompt}",
+            f"{where}: hash_ids: {len(hash_ids)} ids of {TRACE_BLOCK} tokens are too {few_or_many} "
+            f"for an input_length of {num_prompt}, which has {needed}",
             param="trace",
         )
-    needed = -(-num_prompt // TRACE_BLOCK)
     num_answer = _tokens(fields, "output_length", where)
-    return TraceRequest(float(at_ms), num_prompt, num_answer, tuple(hash_ids[:needed]))
+    return TraceRequest(float(at_ms), num_prompt, num_answer, tuple(hash_ids))
 
 
 def _tokens(fields: Mapping[str, Any], name: str, where: str) -> int:

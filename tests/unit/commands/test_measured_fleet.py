@@ -1,31 +1,40 @@
 """What a running fleet is asked, and in which order."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import cast
 
 import pytest
 
-from disagg.commands.fleet_requests import Asked, RunningFleet
+from disagg.commands.fleet_requests import Asked, FleetWorker, RunningFleet
 from disagg.commands.measured_fleet import (
     PROMPT_TOKENS,
     REST_S,
     AskShape,
+    Workers,
     ask_fleet,
     ask_shapes,
+    check_model,
+    check_roles,
     middle,
 )
+from disagg.errors import ConfigError, RemoteFault
 from tests.unit.commands.test_fitted_fleet import engine, settings
 
 
 class Recorded:
     """In the place of a fleet: keeps what it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *workers: Workers) -> None:
         self.asked: list[tuple[Sequence[Sequence[int]], int]] = []
+        self._workers = list(workers)
 
-    def wait_until_idle(self) -> None:
-        """It is."""
+    def wait_until_idle(self) -> Workers:
+        """It is; the workers are those of the next time, at last for ever the same."""
+        if len(self._workers) > 1:
+            return self._workers.pop(0)
+        return self._workers[0] if self._workers else frozenset()
 
     def ask_at_once(self, prompts: Sequence[Sequence[int]], beside: int = 0) -> list[Asked]:
         self.asked.append((prompts, beside))
@@ -39,7 +48,7 @@ def asked_of(
     monkeypatch.setattr("disagg.commands.measured_fleet.time.sleep", waits.append)
     fleet = Recorded()
     ask_fleet([shape], cast("RunningFleet", fleet), repeats, lambda _: None, is_warm=is_warm)
-    assert waits == [REST_S] * len(fleet.asked), "a fleet at rest is asked"
+    assert waits == [REST_S] * (len(fleet.asked) + 1), "a fleet at rest is asked, and left"
     return fleet.asked
 
 
@@ -81,3 +90,49 @@ def test_the_middle_of_rounds() -> None:
     rounds = [Asked(1, 9, 5, 3, 16, 7), Asked(2, 7, None, 4, 32), Asked(90, 8, 6, 5, 32, 9)]
     assert middle(rounds) == Asked(2, 8, 5.5, 4, 32, 8)
     assert middle([Asked(1, 1)]) == Asked(1, 1)
+
+
+P, D = (FleetWorker(role, "1", role, True, "f") for role in ("prefill", "decode"))
+BOTH = frozenset((P, D))
+
+
+@pytest.mark.parametrize(
+    ("later", "named"),
+    [
+        (BOTH - {D}, "decode"),
+        (BOTH - {D} | {D._replace(epoch="2")}, "decode"),
+        (BOTH - {P} | {P._replace(ready=False)}, "prefill"),
+        (BOTH | {P._replace(worker_id="new")}, "new"),
+    ],
+)
+@pytest.mark.parametrize("num_before", [1, 3])
+def test_a_fleet_that_changes_meanwhile_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, later: Workers, named: str, num_before: int
+) -> None:
+    """Before the first request, and after the last one."""
+    monkeypatch.setattr("disagg.commands.measured_fleet.time.sleep", lambda _: None)
+    fleet = cast("RunningFleet", Recorded(*[BOTH] * num_before, later))
+    with pytest.raises(RemoteFault, match=f"the fleet has changed meanwhile: {named};"):
+        ask_fleet([AskShape(48)], fleet, 2, lambda _: None, is_warm=True)
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        (BOTH, ""),
+        (frozenset(), ""),
+        (BOTH | {D._replace(worker_id="d2")}, "the settings have 1P1D, the fleet 1P2D"),
+        (frozenset({P}), "the settings have 1P1D, the fleet 1P"),
+        (frozenset({P._replace(ready=False)}), "the fleet no worker that is ready"),
+    ],
+)
+def test_the_fleet_is_the_one_of_the_settings(workers: Workers, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+        check_roles(workers, settings(disaggregated=True))
+
+
+def test_the_fleet_serves_the_model_that_is_measured() -> None:
+    check_model(BOTH, "f")
+    check_model(frozenset(), "other")
+    with pytest.raises(ConfigError, match="--model: decode of the fleet serve another model"):
+        check_model(BOTH - {D} | {D._replace(fingerprint="g")}, "f")

@@ -101,11 +101,12 @@ def test_a_trace_and_the_table_for_people(measured: str, tmp_path: Path) -> None
     run = simulate(
         *("--curves", measured, "--trace", str(trace), "--policy", "prefix_then_load", "--quiet"),
         *("--prefill", "1", "--decode", "1", "--set", "scheduling.max_step_tokens=256"),
+        *("--routers", "3"),
     )
     assert (run.returncode, run.stderr) == (0, "")
     (row,) = [line.split() for line in run.stdout.splitlines()[1:]]
-    assert row[:5] == ["prefix_then_load", "1P1D", "2", "2", "2"]  # 500 ms apart
-    assert row[5] == "100.0%"
+    assert row[:6] == ["prefix_then_load", "1P1D", "3", "2", "2", "2"]  # 500 ms apart
+    assert row[6] == "100.0%"
     assert "61%" in row  # five of six found 512 of 700 tokens
 
 

@@ -55,6 +55,7 @@ def test_what_is_written_is_read_again() -> None:
         ({"hash_ids": "4"}, "hash_ids"),
         ({"hash_ids": [4, "9"]}, "hash_ids"),
         ({"hash_ids": [4]}, "hash_ids"),
+        ({"hash_ids": list(range(38))}, "hash_ids"),
         ({"hash_ids": ...}, "hash_ids"),
     ],
 )
