@@ -4,11 +4,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import grpc
 
+from disagg.errors import ConfigError
 from disagg.tls.callers import CallerCheck
 from disagg.tls.certificate_files import (
     CLIENT_NAME,
@@ -17,6 +17,7 @@ from disagg.tls.certificate_files import (
     CertificateFiles,
     expiry_warning,
 )
+from disagg.tls.given_file import expanded
 from disagg.tls.handlers import Interceptor
 from disagg.tls.malformed_requests import MalformedRequests
 
@@ -55,9 +56,9 @@ class Connections:
         """A channel to a node; it must show a certificate for `NODE_NAME` or nothing is said."""
         certificate = self.certificate
         if certificate is None:
-            return grpc.aio.insecure_channel(address, options=options)
+            return grpc.aio.insecure_channel(address, options=[*options, *NO_PROXY])
         return grpc.aio.secure_channel(
-            address, _credentials(certificate), options=[*options, *SERVER_NAME]
+            address, _credentials(certificate), options=[*options, *NO_PROXY, *SERVER_NAME]
         )
 
     def server(
@@ -138,16 +139,26 @@ def client_channel(address: str, tls_directory: str) -> grpc.Channel:
         ConfigError: the certificate cannot be used.
     """
     if not tls_directory:
-        return grpc.insecure_channel(address)
+        return grpc.insecure_channel(address, options=NO_PROXY)
     certificate = _files(tls_directory, NODE_NAME, CLIENT_NAME).current()
-    return grpc.secure_channel(address, _credentials(certificate), options=SERVER_NAME)
+    return grpc.secure_channel(
+        address, _credentials(certificate), options=[*NO_PROXY, *SERVER_NAME]
+    )
 
 
+NO_PROXY: Options = (("grpc.enable_http_proxy", 0),)
+"""gRPC would ask the proxy that http_proxy names for every address, this machine's own too: no
+worker would ever reach a router, or what they say would pass through it."""
 SERVER_NAME: Options = (("grpc.ssl_target_name_override", NODE_NAME),)
 
 
 def _files(tls_directory: str, *names: str) -> CertificateFiles:
-    return CertificateFiles(Path(tls_directory).expanduser(), names or (NODE_NAME,))
+    key = "cluster.tls_directory"
+    try:
+        directory = expanded(tls_directory)
+    except OSError as error:
+        raise ConfigError(f"{key}: {tls_directory}: {error.strerror}", param=key) from None
+    return CertificateFiles(directory, names or (NODE_NAME,))
 
 
 def _credentials(certificate: Certificate) -> grpc.ChannelCredentials:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,6 +132,26 @@ async def test_a_client_is_no_server(tmp_path: Path) -> None:
         Connections(str(folder.parent / "client"))
     with client_channel("127.0.0.1:1", str(folder.parent / "client")):
         pass
+
+
+@pytest.mark.parametrize("has_certificates", [False, True])
+async def test_nothing_goes_through_a_proxy(
+    has_certificates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(create(tmp_path)) if has_certificates else ""
+    own = Connections(folder)
+    server, address = await serve(own)
+    with socket.socket() as proxy:  # takes nobody
+        proxy.bind(("127.0.0.1", 0))
+        for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("no_grpc_proxy", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        assert await reaches(own, address)
+        with client_channel(address, folder) as channel:
+            call = cast(Any, channel).unary_unary(METHOD)
+            assert await asyncio.to_thread(call, b"x", timeout=20) == b"x"
+    await server.stop(None)
 
 
 async def test_plain_is_for_both_or_neither(tmp_path: Path) -> None:
