@@ -2,20 +2,18 @@
 
 import asyncio
 import logging
-import os
-import stat
 from pathlib import Path
 
 from disagg.errors import ConfigError
 from disagg.router.keys import KeyRing
 from disagg.router.options import RouterOptions
+from disagg.tls.given_file import read_given
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """Between two looks at the file. It is read each time: mounted secrets are replaced by links, and
 times of change are as coarse as their file system."""
-FILE_BYTES_MAX = 1 << 20
 
 
 class KeysFile:
@@ -31,7 +29,7 @@ class KeysFile:
         Raises:
             ConfigError: they cannot be used.
         """
-        self._path = Path(options.api_keys_file).expanduser() if options.api_keys_file else None
+        self._path = Path(options.api_keys_file) if options.api_keys_file else None
         self._seen: bytes | None = None
         self._fault = ""
         self.ring = KeyRing(is_open=self._path is None and not options.api_keys)
@@ -57,7 +55,7 @@ class KeysFile:
     def _look(self, path: Path) -> str:
         """Take the keys of a file that has changed; what is wrong with it, "" if nothing new is."""
         try:
-            data = read_keys(path)
+            data, _ = read_given(path)
             if data != self._seen:
                 self._seen = data
                 logger.info("%s: %d API keys", path, self.ring.replace(data))
@@ -66,24 +64,3 @@ class KeysFile:
         except OSError as error:
             return f"{path}: {error.strerror or error}"
         return ""
-
-
-def read_keys(path: Path) -> bytes:
-    """The contents of a file of keys.
-
-    Raises:
-        OSError: it cannot be read.
-        ConfigError: it is too large, or no file.
-    """
-    # A pipe would wait for a writer: no change is seen any more, and the process cannot end.
-    with open(path, "rb", opener=_open_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ConfigError("is no file that can be read again", param="router.api_keys_file")
-        data = file.read(FILE_BYTES_MAX + 1)
-    if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"larger than {FILE_BYTES_MAX} bytes", param="router.api_keys_file")
-    return data
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)

@@ -9,7 +9,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from disagg.cluster.autoscaling import AutoscaleOptions, Autoscaling, Wait
 from disagg.cluster.counts import Counts
@@ -17,6 +16,7 @@ from disagg.cluster.http_calls import call, key_header
 from disagg.config import Settings, reachable_host
 from disagg.config.autoscale_settings import parse_name
 from disagg.errors import ConfigError
+from disagg.tls.given_file import read_given
 
 _POLL_S = 1.0
 _TIMEOUT_S = 5.0
@@ -51,13 +51,15 @@ class LoadWatch:
     Args:
         options: of the automatic mode.
         router_urls: of the routers' admin ports; ``dns:name:port`` of one at each address.
-        api_key: that may observe; "" where there are no keys.
+        headers: of each call: with a key that may observe, where there are keys.
     """
 
-    def __init__(self, options: AutoscaleOptions, router_urls: list[str], api_key: str) -> None:
+    def __init__(
+        self, options: AutoscaleOptions, router_urls: list[str], headers: dict[str, str]
+    ) -> None:
         self._scaling = Autoscaling(options)
         self._urls = {url: [] if parse_name(url) else [url] for url in router_urls}
-        self._headers = key_header(api_key, KEY_FILE)
+        self._headers = headers
         self._heard: dict[str, _Heard] = {}
         self._faults: dict[str, str] = {}
         self._closed = threading.Event()
@@ -179,20 +181,20 @@ def watch_load(settings: Settings) -> LoadWatch | None:
     return LoadWatch(options, urls, read_key(autoscale.api_key_file))
 
 
-def read_key(path: str) -> str:
-    """The key of ``autoscale.api_key_file``; "" where none is set.
+def read_key(path: str) -> dict[str, str]:
+    """The header with the key of ``autoscale.api_key_file``; none where no file is set.
 
     Raises:
         ConfigError: the file cannot be read, or has something else.
     """
     if not path:
-        return ""
+        return {}
     try:
-        key = Path(path).expanduser().read_text().strip()
+        key = read_given(path)[0].decode().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{KEY_FILE}: {path}: {error}", param=KEY_FILE) from None
-    key_header(key, KEY_FILE)
-    return key
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise ConfigError(f"{KEY_FILE}: {path}: {reason}", param=KEY_FILE) from None
+    return key_header(key, KEY_FILE)
 
 
 def _each(name: str, port: int) -> list[str]:

@@ -21,7 +21,7 @@ from disagg.commands.arguments import Config, Set, read_effective
 from disagg.errors import ConfigError
 from disagg.router.callers import SERVE
 from disagg.router.keys import KeyEntry, KeyFile, hash_of, new_key, parse_keys
-from disagg.router.keys_file import read_keys
+from disagg.tls.given_file import read_given
 
 PIPE_COLUMNS = 160
 
@@ -141,7 +141,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _read(path: Path) -> tuple[KeyEntry, ...]:
     try:
-        return parse_keys(read_keys(path)).keys
+        return parse_keys(read_given(path)[0]).keys
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", param="--file") from error
     except ConfigError as error:

@@ -6,6 +6,7 @@ from disagg.config.settings import Settings
 from disagg.errors import ConfigError
 from disagg.kv.hashing import check_secret
 from disagg.router.options import RouterOptions
+from disagg.tls.given_file import read_given
 from disagg.workers.options import WorkerOptions
 
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -56,7 +57,7 @@ def hash_key(settings: Settings) -> str:
     path, secret = settings.cluster.hash_key_file, settings.cluster.hash_key
     if path:
         try:
-            secret = Path(path).expanduser().read_text().strip()
+            secret = read_given(path)[0].decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not text"
             raise ConfigError(

@@ -87,7 +87,8 @@ def read_file(path: Path) -> dict[str, Given]:
         ConfigError: unreadable, not YAML, a key twice, or no sections of keys.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)  # /dev/zero has no end
         if len(data) > FILE_BYTES_MAX:
             raise ConfigError(f"{path}: larger than {FILE_BYTES_MAX} bytes")
         return _read_yaml(data.decode(), str(path))

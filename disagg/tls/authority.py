@@ -19,6 +19,7 @@ from disagg.tls.certificate_files import (
     KEY_FILE,
     NODE_NAME,
 )
+from disagg.tls.given_file import read_given
 
 CA_KEY_FILE = "ca.key"
 NODE, CLIENT = "node", "client"
@@ -66,8 +67,8 @@ class Authority:
             ConfigError: they are no authority's certificate and key.
         """
         try:
-            certificate = x509.load_pem_x509_certificate((directory / CA_FILE).read_bytes())
-            key_pem = (directory / CA_KEY_FILE).read_bytes()
+            certificate = x509.load_pem_x509_certificate(read_given(directory / CA_FILE)[0])
+            key_pem, _ = read_given(directory / CA_KEY_FILE)
             key = serialization.load_pem_private_key(key_pem, password=None)
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(

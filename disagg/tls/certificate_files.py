@@ -1,7 +1,6 @@
 """The three files of a certificate: read, checked, and read again when they change."""
 
 import logging
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
 from disagg.errors import ConfigError
+from disagg.tls.given_file import read_given
 
 log = logging.getLogger(__name__)
 
@@ -161,10 +161,8 @@ class CertificateFiles:
 
 
 def _read(path: Path) -> tuple[bytes, int]:
-    """A file's contents and mode, of one moment: it may be replaced at any."""
     try:
-        with path.open("rb") as file:
-            return file.read(), os.fstat(file.fileno()).st_mode
+        return read_given(path)
     except FileNotFoundError as error:
         raise _fault(path, "does not exist on this host") from error
     except OSError as error:

@@ -14,6 +14,7 @@ from disagg.router.callers import ANYBODY, SCOPES, Caller, UnauthenticatedError,
 from disagg.router.keys import KEY, KeyRing, hash_of, new_key, parse_keys
 from disagg.router.keys_file import KeysFile
 from disagg.router.options import RouterOptions
+from disagg.tls.given_file import FILE_BYTES_MAX
 from tests.unit.router.scripted_worker import BOUND_S
 
 
@@ -234,7 +235,7 @@ async def test_a_pipe_in_place_of_the_file_holds_nobody_up(tmp_path, caplog):
     await followed(path, changes)
 
 
-@pytest.mark.parametrize("data", [None, b"", b"x" * (keys_file.FILE_BYTES_MAX + 1)])
+@pytest.mark.parametrize("data", [None, b"", b"x" * (FILE_BYTES_MAX + 1)])
 def test_a_router_does_not_start_with_a_file_it_cannot_use(tmp_path, data):
     path = tmp_path / "keys.json"
     if data is not None:
