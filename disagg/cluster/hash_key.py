@@ -7,6 +7,7 @@ from pathlib import Path
 
 from disagg.config import Settings
 from disagg.errors import ConfigError
+from disagg.tls.given_file import expanded
 from disagg.workers.tiers.options import parse_tiers
 
 SECRET_BYTES = 32
@@ -30,7 +31,11 @@ def with_hash_key(
     if lasting:
         path = own_path(environ)
         if not path.exists():
-            make_hash_key(path)
+            try:
+                make_hash_key(path)
+            except ConfigError:
+                if not path.exists():  # or another cluster of this user has just made it
+                    raise
         update = {"hash_key_file": str(path)}
     else:
         update = {"hash_key": new_secret()}
@@ -38,9 +43,19 @@ def with_hash_key(
 
 
 def own_path(environ: Mapping[str, str]) -> Path:
-    """Where this user's clusters keep their secret."""
+    """Where this user's clusters keep their secret.
+
+    Raises:
+        ConfigError: nobody knows where the user's home is.
+    """
     state = environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "disagg" / "hash-key"
+    try:
+        return expanded(state) / "disagg" / "hash-key"
+    except OSError as error:
+        raise ConfigError(
+            f"cluster.hash_key_file: {state}: {error.strerror}: set the file, or XDG_STATE_HOME",
+            param="cluster.hash_key_file",
+        ) from None
 
 
 def new_secret() -> str:
@@ -57,8 +72,12 @@ def make_hash_key(path: Path) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(file, "w") as sink:
-            sink.write(new_secret() + "\n")
+        try:
+            with os.fdopen(file, "w") as sink:
+                sink.write(new_secret() + "\n")
+        except OSError:
+            path.unlink()  # an empty file would be taken for the secret by every later start
+            raise
     except OSError as error:
         raise ConfigError(
             f"cluster.hash_key_file: {path}: {error.strerror}", param="cluster.hash_key_file"

@@ -1,14 +1,17 @@
 """`disagg keys`: what it writes a router reads, and a key is shown once."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 from typer.testing import CliRunner
 
-from disagg.cluster.hash_key import own_path, with_hash_key
+from disagg.cluster import hash_key
+from disagg.cluster.hash_key import make_hash_key, own_path, with_hash_key
 from disagg.commands.keys import app
 from disagg.config import Settings
 from disagg.errors import ConfigError
@@ -95,6 +98,45 @@ def test_a_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(ConfigError, match="File exists"):
         run("create-hash-key", str(path))
+
+
+def test_a_full_disk_leaves_no_empty_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "hash-key"
+
+    def full(file: int, mode: str) -> IO[str]:
+        os.close(file)
+        return open("/dev/full", mode)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdopen", full)
+        with pytest.raises(ConfigError, match="No space left"):
+            make_hash_key(path)
+    assert not path.exists()
+    make_hash_key(path)
+
+
+def test_of_two_first_starts_the_second_takes_the_secret_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(path: Path) -> None:
+        make_hash_key(path)  # the other one, meanwhile
+        make_hash_key(path)
+
+    monkeypatch.setattr(hash_key, "make_hash_key", make)
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    made = with_hash_key(Settings(), environ, lasting=True).cluster.hash_key_file
+    assert made == str(own_path(environ))
+
+
+def test_who_has_no_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nobody)
+    with pytest.raises(ConfigError, match=r"^cluster\.hash_key_file: .*XDG_STATE_HOME"):
+        with_hash_key(Settings(), {}, lasting=True)
 
 
 def test_a_cluster_of_one_machine_makes_its_own_secret(tmp_path: Path) -> None:
