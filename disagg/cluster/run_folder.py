@@ -1,9 +1,12 @@
 """The folder of one run, and the only place of the project that removes a folder."""
 
+import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
+import time
 from pathlib import Path
 
 from disagg.errors import ConfigError
@@ -11,6 +14,8 @@ from disagg.errors import ConfigError
 PARENT = Path("/tmp")
 """Not TMPDIR: Ray's socket paths must stay below 108 bytes."""
 PREFIX = "disagg-run-"
+LEFT_S = 24 * 3600.0
+"""So long what a killed run has left stays, for who wants to read its logs."""
 
 
 class RunFolder:
@@ -26,6 +31,7 @@ class RunFolder:
         Raises:
             ConfigError: there is no room for it, or it may not be made.
         """
+        remove_left(time.time())
         try:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PARENT))
         except OSError as error:
@@ -69,6 +75,33 @@ class RunFolder:
             raise RuntimeError(f"{self.path} is not the folder of this run; nothing is removed")
         os.close(self._held)
         shutil.rmtree(self.path)
+
+
+def remove_left(now_s: float) -> None:
+    """Remove the folders that this user's runs have left: killed ones, and those with faults.
+
+    Only what no run holds any more, and in which nothing was written for ``LEFT_S``.
+
+    Args:
+        now_s: Unix time, as files have it.
+    """
+    for path in PARENT.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another start removes it, or may do so itself
+            _remove_one_left(path, now_s)
+
+
+def _remove_one_left(path: Path, now_s: float) -> None:
+    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(held)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            return  # not as we make them
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its run goes on
+        written = [status.st_mtime, *(os.lstat(one).st_mtime for one in path.iterdir())]
+        if now_s - max(written) > LEFT_S and _identity(path) == (status.st_dev, status.st_ino):
+            shutil.rmtree(path, ignore_errors=True)  # follows no links
+    finally:
+        os.close(held)
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -115,6 +115,60 @@ def test_a_run_folder_is_locked_while_its_run_lasts() -> None:
         os.close(found)
 
 
+@pytest.mark.parametrize(
+    ("case", "goes"),
+    [
+        ("old", True),
+        ("locked", False),
+        ("young", False),
+        ("young log", False),
+        ("open to others", False),
+        ("another's", False),
+        ("another name", False),
+        ("a link", False),
+        ("a file", False),
+    ],
+)
+def test_what_killed_runs_have_left_goes_after_a_day(
+    case: str, goes: bool, precious: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = tmp_path / "runs"
+    parent.mkdir()
+    monkeypatch.setattr(run_folder, "PARENT", parent)
+    left = parent / ("x-disagg-run-x" if case == "another name" else "disagg-run-x")
+    if case == "a link":
+        left.symlink_to(tmp_path)
+    elif case == "a file":
+        left.write_text("x")
+    else:
+        left.mkdir(mode=0o755 if case == "open to others" else 0o700)
+        (left / "router.log").write_text("x")
+        (left / "work").symlink_to(tmp_path)
+    now_s = left.lstat().st_mtime + (0 if case == "young" else run_folder.LEFT_S + 60)
+    if case == "young log":
+        os.utime(left / "router.log", (now_s, now_s))
+    if case == "another's":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    held = os.open(left, os.O_RDONLY)
+    try:
+        if case == "locked":
+            fcntl.flock(held, fcntl.LOCK_SH)
+        run_folder.remove_left(now_s)
+    finally:
+        os.close(held)
+    assert os.path.lexists(left) is not goes
+    assert precious.read_text() == "do not lose me"
+
+
+def test_a_start_removes_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "PARENT", tmp_path)
+    (tmp_path / "disagg-run-x").mkdir(mode=0o700)
+    os.utime(tmp_path / "disagg-run-x", (0, 0))
+    folder = RunFolder()
+    assert os.listdir(tmp_path) == [folder.path.name]
+    folder.remove()
+
+
 def test_no_room_for_a_run_folder_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder, "PARENT", Path("/proc/none"))
     with pytest.raises(ConfigError, match=r"^/proc/none: No such file or directory$"):
