@@ -1,5 +1,7 @@
 """A Ray of this machine that does not start."""
 
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import ray
 
 from disagg.cluster.ray_cluster import start_ray
 from disagg.config import Settings
+from disagg.config.settings import ClusterSettings
 from disagg.errors import ConfigError
 
 
@@ -19,5 +22,36 @@ def test_a_start_that_takes_too_long_is_one_sentence(
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     monkeypatch.setattr(ray, "init", init)
+    settings = Settings(cluster=ClusterSettings(start_timeout_s=1e-6))
     with pytest.raises(ConfigError, match=f"timed out during startup.*logs in {tmp_path}"):
-        start_ray(Settings(), tmp_path)
+        start_ray(settings, tmp_path)
+
+
+@pytest.mark.parametrize("reason", ["timed out during startup", "no room"])
+def test_a_start_that_ray_gives_up_is_tried_again_without_what_it_has_left(
+    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[subprocess.Popen[bytes]] = []
+
+    def init(**_: object) -> None:
+        if not left:
+            left.append(subprocess.Popen(["sleep", "600"]))
+            raise Exception(f"The current node {reason}.")
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    monkeypatch.setattr(ray, "init", init)
+    other = subprocess.Popen(["sleep", "600"])  # as the router
+    try:
+        if reason == "no room":
+            with pytest.raises(ConfigError, match="no room"):
+                start_ray(Settings(), tmp_path)
+            assert left[0].poll() is None  # ends with all others, by whoever started it
+        else:
+            start_ray(Settings(), tmp_path)
+            assert left[0].wait(60) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for process in (other, *left):
+            process.kill()
+            process.wait()
