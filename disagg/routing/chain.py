@@ -1,7 +1,7 @@
 """Blocks in the order in which they were stored, and who holds them: one mask per run."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 VALUE_BYTES = 32
 """Of a chain value, a sha256."""
@@ -51,25 +51,22 @@ class Chain:
     Attributes:
         values: of the blocks, packed.
         layers: holders per layer; a layer is one place (a pool, a tier) of one group.
+        num_dead: blocks that nobody holds.
     """
 
-    __slots__ = ("_num_layers_used", "_proven", "layers", "values")
+    __slots__ = ("_num_layers_used", "_proven", "layers", "num_dead", "values")
 
     def __init__(self, num_layers: int) -> None:
         self.values = bytearray()
         self._num_layers_used = bytearray()
         """Per block the layers in which somebody holds it."""
         self.layers: list[Runs | None] = [None] * num_layers
+        self.num_dead = 0
         self._proven = (0, 0)
         """A range that is known to be a piece of a prompt."""
 
     def __len__(self) -> int:
         return len(self._num_layers_used)
-
-    @property
-    def num_dead(self) -> int:
-        """Blocks that nobody holds."""
-        return self._num_layers_used.count(0)
 
     def value(self, offset: int) -> bytes:
         """The value of one block."""
@@ -90,20 +87,19 @@ class Chain:
             self.values += packed
         else:
             self.values = packed
-        self._num_layers_used += bytes(len(packed) // VALUE_BYTES)
+        num = len(packed) // VALUE_BYTES
+        self._num_layers_used += bytes(num)
+        self.num_dead += num
 
     def num_equal(self, offset: int, values: Sequence[bytes], start: int) -> int:
-        """Blocks from ``offset`` on whose values are ``values[start:]``, of which the first is.
-
-        Perhaps fewer than there are, but what it answers, it has compared.
-        """
-        num = self._last_equal(offset, values, start) + 1
-        if num == 1 or self._has(offset, values[start : start + num]):
-            return num
-        return 1
+        """Blocks from ``offset`` on whose values are ``values[start:]``, of which the first is."""
+        return _num_equal(
+            min(len(self) - offset, len(values) - start),
+            lambda first, end: self._has(offset + first, values[start + first : start + end]),
+        )
 
     def num_in_prompt(self, offset: int, values: Sequence[bytes], start: int) -> int:
-        """The same, for the values of a prompt.
+        """The same, for the values of a prompt; perhaps fewer than there are.
 
         Each of those names all before it. So where this chain has once been found to be a piece of
         a prompt, another one that has the same value there has the same values before it, and is
@@ -122,11 +118,13 @@ class Chain:
         return num
 
     def num_equal_back(self, offset: int, values: Sequence[bytes], start: int) -> int:
-        """The same from ``offset`` down: the last ones come first."""
-        num = min(offset + 1, len(values) - start)
-        if self._has(offset + 1 - num, values[start : start + num][::-1]):
-            return num
-        return next(n for n in range(1, num) if self.value(offset - n) != values[start + n])
+        """As `num_equal`, from ``offset`` down: the last ones come first."""
+        return _num_equal(
+            min(offset + 1, len(values) - start),
+            lambda first, end: self._has(
+                offset + 1 - end, values[start + first : start + end][::-1]
+            ),
+        )
 
     def _last_equal(self, offset: int, values: Sequence[bytes], start: int) -> int:
         """The last of a stretch of equal blocks, if it is one: where not, some equal block."""
@@ -184,8 +182,10 @@ class Chain:
         begin = runs.starts[number]
         end = runs.starts[number + 1] if number + 1 < len(runs.starts) else len(self)
         if change is not None:
-            used = self._num_layers_used
-            used[begin:end] = used[begin:end].translate(change)
+            before = self._num_layers_used[begin:end]
+            after = before.translate(change)
+            self._num_layers_used[begin:end] = after
+            self.num_dead += after.count(0) - before.count(0)
         return end - begin
 
     @property
@@ -201,6 +201,7 @@ class Chain:
                     del runs.starts[-1], runs.masks[-1]
         begin, end = self._proven
         self._proven = min(begin, num), min(end, num)
+        self.num_dead -= len(self) - num
         del self.values[num * VALUE_BYTES :], self._num_layers_used[num:]
         if 8 * len(self.values) < 7 * self.values.__alloc__():  # else half of it could lie idle
             self.values, self._num_layers_used = self.values[:], self._num_layers_used[:]
@@ -227,6 +228,23 @@ class Chain:
             self.values[a * VALUE_BYTES : b * VALUE_BYTES] for a, b in ranges
         )
         self._num_layers_used = bytearray().join(self._num_layers_used[a:b] for a, b in ranges)
+        self.num_dead = self._num_layers_used.count(0)
+
+
+def _num_equal(num_max: int, are_equal: Callable[[int, int], bool]) -> int:
+    """How many are equal, of which the first one is.
+
+    The steps double as long as all in them are, then halve: it costs as much as what is found, or
+    an event of many blocks that lie here and there would cost the square of their number.
+    """
+    num, step, grows = 1, 1, True
+    while step := min(step, num_max - num):
+        if are_equal(num, num + step):
+            num += step
+        else:
+            grows = False
+        step = 2 * step if grows else step // 2
+    return num
 
 
 def _kept(runs: Runs, ranges: Sequence[tuple[int, int]]) -> Runs | None:

@@ -1,11 +1,13 @@
 """What a worker tells that is broken, or means harm: blocks whose values have equal beginnings."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored, KVEvent
+from disagg.routing.chain import Chain
 from disagg.routing.index import PrefixIndex
 from tests.unit.routing.test_index import group
 
@@ -68,6 +70,27 @@ def test_short_branches_make_no_chains_of_their_own() -> None:
     index.apply(OTHER, 1, None, events)
     assert len(index._stores[4].chains) < 5
     assert usable_blocks(index, OTHER, [*shared, *tails[7]]) == 23
+
+
+def test_removals_here_and_there_compare_each_block_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each was compared with all after it, and 4,096 of them stopped the router for a second."""
+    index, chance = PrefixIndex([group("full_attention")], 4), random.Random(1)
+    index.add(OTHER, NUM)
+    values = [chance.randbytes(32) for _ in range(NUM)]
+    index.apply(OTHER, 0, None, stored(values))
+    has, compared = Chain._has, 0
+
+    def counted(self: Chain, offset: int, some: Sequence[bytes]) -> bool:
+        nonlocal compared
+        compared += len(some)
+        return has(self, offset, some)
+
+    monkeypatch.setattr(Chain, "_has", counted)
+    index.apply(OTHER, 1, None, [BlocksRemoved(0, tuple(chance.sample(values, NUM)))])
+    assert index.num_entries(OTHER) == index.num_blocks == 0
+    assert compared < 4 * NUM
 
 
 def test_beyond_all_chains_nothing_more_is_kept_and_nothing_is_wrong(
