@@ -117,12 +117,19 @@ class ChainStore:
     def drop_all(self, layers: Sequence[int], bit: int, numbers: ChainNumbers) -> None:
         """Somebody has nothing any more in these layers of these chains."""
         for number in numbers:
-            chain = self.chains[number]
-            if chain is not None:
-                for layer in layers:
-                    chain.drop(layer, 0, len(chain), bit)
-                self._tidy(number, chain)
+            self.drop_chain(number, layers, bit)
         self._prune(numbers, bit)
+
+    def drop_chain(self, number: int, layers: Sequence[int], bit: int) -> int:
+        """The same of one chain; returns the blocks that were looked at."""
+        chain = self.chains[number]
+        if chain is None:
+            return 0
+        num = len(chain)
+        for layer in layers:
+            chain.drop(layer, 0, num, bit)
+        self._tidy(number, chain)
+        return num
 
     def find(self, value: bytes) -> tuple[Chain, int] | None:
         """Chain and offset of a prompt's value."""

@@ -1,6 +1,6 @@
 """Which blocks of which group live on which worker, and what a prompt can use of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from disagg.errors import ConfigError
@@ -23,6 +23,12 @@ from disagg.routing.prefix_hits import PrefixHit as PrefixHit
 from disagg.routing.prefix_hits import PrefixHits
 from disagg.routing.prompt_walk import PromptWalk
 from disagg.routing.worker_bits import WorkerBits
+
+_LOST_BLOCKS = 8_192
+"""Blocks of lost workers that are looked at with each change of an index: about two milliseconds,
+so long nothing else is done. To take all of a large tier out at once takes a tenth of a second."""
+_CHAIN_BLOCKS = 24
+"""A chain counts as so many more."""
 
 
 @dataclass(slots=True)
@@ -70,10 +76,12 @@ class PrefixIndex:
         self._given_bits = bits if bits is not None else WorkerBits()
         self._num_places = 1
         """The pool, then as many tiers as any worker has had."""
-        self._stores = {group.block_tokens: ChainStore(len(groups)) for group in groups}
+        self._stores = self._new_stores()
         self._members: dict[Incarnation, _Member] = {}
         self._bits: dict[Incarnation, int] = {}
         self._everybody = 0
+        self._lost: list[_Member] = []
+        """Workers that have gone, of which something is kept: nobody is found by their bits."""
 
     def __contains__(self, worker: Incarnation) -> bool:
         return worker in self._members
@@ -83,7 +91,7 @@ class PrefixIndex:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of which somebody holds something, counted once per block size."""
+        """Blocks of which somebody holds something, or has lately, counted once per block size."""
         return sum(map(len, self._stores.values()))
 
     def add(self, worker: Incarnation, num_blocks: int, tiers: Sequence[int] = ()) -> None:
@@ -91,6 +99,7 @@ class PrefixIndex:
 
         It can hold at most ``num_blocks`` blocks in its pool, and so many in each of its tiers.
         """
+        self._forget_lost()
         keys_max = (num_blocks, *tiers)
         bit = self._bits[worker] = self._given_bits.add(worker)
         self._everybody |= bit
@@ -101,12 +110,22 @@ class PrefixIndex:
         self._num_places = max(self._num_places, len(keys_max))
 
     def remove(self, worker: Incarnation) -> None:
-        """Forget ``worker`` and its blocks."""
+        """Forget ``worker``: it is in no answer any more.
+
+        What is kept of it leaves a part at a time, with the index's next changes.
+        """
         member = self._members.pop(worker)
-        self._clear(member, range(len(member.keys_max)))
         del self._bits[worker]
         self._everybody ^= member.bit
         self._given_bits.remove(worker)
+        self._lost.append(member)
+        if self._members:
+            self._forget_lost()
+            return
+        for one in self._lost:
+            self._given_bits.give_back(one.bit)
+        self._lost.clear()
+        self._stores = self._new_stores()
 
     def num_entries(self, worker: Incarnation) -> int:
         """(group, block) pairs known of ``worker``, in its pool and in its tiers."""
@@ -128,6 +147,7 @@ class PrefixIndex:
         Events seen already are skipped. ``first_sequence`` numbers ``events[0]``, or the event
         after a snapshot, which is wanted again until its last part has come.
         """
+        self._forget_lost()
         member = self._members[worker]
         if snapshot is not None:
             if snapshot.number == 0:
@@ -217,9 +237,31 @@ class PrefixIndex:
     def _layer(self, place: int, group: int) -> int:
         return place * len(self._groups) + group
 
+    def _new_stores(self) -> dict[int, ChainStore]:
+        num_layers = self._num_places * len(self._groups)
+        return {group.block_tokens: ChainStore(num_layers) for group in self._groups}
+
+    def _forget_lost(self) -> None:
+        """Take out a part of what is kept of workers that have gone."""
+        room = _LOST_BLOCKS
+        while self._lost and room > 0:
+            member = self._lost[-1]
+            left = next((item for item in member.chains.items() if item[1]), None)
+            if left is None:
+                self._lost.pop()
+                self._given_bits.give_back(member.bit)
+                continue
+            block_tokens, numbers = left
+            layers = self._layers(range(len(member.keys_max)))
+            num_blocks = self._stores[block_tokens].drop_chain(numbers.pop(), layers, member.bit)
+            room -= _CHAIN_BLOCKS + num_blocks
+
+    def _layers(self, places: Iterable[int]) -> list[int]:
+        return [self._layer(place, g) for place in places for g in range(len(self._groups))]
+
     def _clear(self, member: _Member, places: Sequence[int]) -> None:
         known = [place for place in places if place < len(member.keys_max)]
-        layers = [self._layer(place, g) for place in known for g in range(len(self._groups))]
+        layers = self._layers(known)
         for block_tokens, store in self._stores.items():
             store.drop_all(layers, member.bit, member.chains[block_tokens])
         for place in known:

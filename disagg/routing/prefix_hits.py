@@ -219,7 +219,8 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         if known is None:
             group = self._groups[number]
             walk = self._walks[group.block_tokens]
-            known = Leading(group, *walk.leading(self._layers(number, places)))
+            layers = self._layers(number, places)
+            known = Leading(group, *walk.leading(layers, self._everybody))
             self._leading_known[number, len(places)] = known
         return known
 

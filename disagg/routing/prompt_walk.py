@@ -8,7 +8,6 @@ from operator import and_, or_
 
 from disagg.routing.chain import Chain
 from disagg.routing.chain_store import ChainStore
-from disagg.routing.worker_bits import EVERYBODY
 
 _END = 1 << 62
 """Behind all blocks."""
@@ -36,8 +35,8 @@ class PromptWalk:
         """Blocks of the prompt."""
         return len(self._values)
 
-    def leading(self, layers: Sequence[int]) -> tuple[list[int], list[int], int]:
-        """Who holds the prompt from its first block on, in any of these layers.
+    def leading(self, layers: Sequence[int], everybody: int) -> tuple[list[int], list[int], int]:
+        """Who of ``everybody`` holds the prompt from its first block on, in any of these layers.
 
         Returns:
             Starts of runs of blocks, who holds everything up to the end of each run, and the end of
@@ -45,7 +44,7 @@ class PromptWalk:
         """
         starts: list[int] = []
         masks: list[int] = []
-        everything, end = EVERYBODY, 0
+        everything, end = everybody, 0
         while end < len(self._values):
             piece = self._piece(end)
             if piece is None:

@@ -12,23 +12,22 @@ class WorkerBits:
     """A bit per worker; the lowest free one is given."""
 
     def __init__(self) -> None:
-        self._slots: list[Incarnation | None] = []
+        self._used = 0
         self._bits: dict[Incarnation, int] = {}
 
     def add(self, worker: Incarnation) -> int:
         """Its bit, for as long as it is not removed."""
-        if None in self._slots:
-            slot = self._slots.index(None)
-            self._slots[slot] = worker
-        else:
-            slot = len(self._slots)
-            self._slots.append(worker)
-        bit = self._bits[worker] = 1 << slot
+        bit = self._bits[worker] = ~self._used & (self._used + 1)
+        self._used |= bit
         return bit
 
     def remove(self, worker: Incarnation) -> None:
-        """Its bit can be given to another worker."""
-        self._slots[self._bits.pop(worker).bit_length() - 1] = None
+        """It has no bit any more; the one it had is in use until it is given back."""
+        del self._bits[worker]
+
+    def give_back(self, bit: int) -> None:
+        """This bit can be given to another worker."""
+        self._used ^= bit
 
     def of_one(self, worker: Incarnation) -> int:
         """The bit of a worker; 0 where it has none."""

@@ -17,6 +17,7 @@ from disagg.routing.chain import OFFSET_BITS, Chain
 from disagg.routing.chain_store import ChainStore
 from disagg.routing.index import PrefixIndex
 from disagg.routing.positions import PositionTable
+from disagg.routing.worker_bits import WorkerBits
 from tests.unit.routing.test_index import brute_force, group
 
 
@@ -337,3 +338,33 @@ def test_control_a_proof_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Chain, "shorten", keep_the_proof)
     assert tell_another_end() == 16
+
+
+def test_a_lost_worker_is_taken_out_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tier of half a million blocks at once would stop all streams for a tenth of a second."""
+    monkeypatch.setattr("disagg.routing.index._LOST_BLOCKS", 1)
+    bits = WorkerBits()
+    index, (lost, other, *_) = PrefixIndex(GROUPS, 4, bits), WORKERS
+    prompts = [[block_value(n, i) for i in range(20)] for n in range(6)]
+    for worker in (lost, other):
+        index.add(worker, 10_000)
+        for number, prompt in enumerate(prompts if worker == lost else prompts[5:]):
+            blocks = tuple(prompt[: 10 if worker == lost else 20])
+            stored = [BlocksStored(group, blocks, None, 0, 4) for group in range(2)]
+            assert index.apply(worker, 2 * number, None, stored)
+    bit = bits.of_one(lost)
+    index.remove(lost)
+    assert len(kept_chains(index)) > 1  # the rest of it is there still
+    for num_parts in range(7):
+        for prompt in prompts:
+            hits = index.match(81, prompt)
+            assert all(not mask & bit for one in hits.alone for _, mask in one)
+            assert [hits[other].usable_tokens, *hits] == [80 if prompt == prompts[5] else 0, other]
+        if num_parts == 2:  # the same one again, and nothing is known of it
+            index.add(lost, 10_000)
+            assert bits.of_one(lost) != bit
+            assert index.match(81, prompts[5])[lost].usable_tokens == 0
+            index.remove(lost)
+        index.apply(other, 0, None, [])
+    assert index.num_blocks == 20
+    assert bits.add(lost) == bit
