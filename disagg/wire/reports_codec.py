@@ -1,5 +1,8 @@
 """Reports of a worker on the wire."""
 
+from dataclasses import fields
+from typing import Any
+
 from disagg.messages.reports import (
     GroupTransfer,
     PrefillReport,
@@ -52,21 +55,7 @@ def transfer_to_wire(report: TransferReport) -> session_pb2.TransferReport:
     return session_pb2.TransferReport(
         key=key_to_wire(report.key),
         owner=incarnation_to_wire(report.owner),
-        groups=[
-            session_pb2.GroupTransfer(
-                group=g.group,
-                kind=g.kind,
-                window_tokens=g.window_tokens,
-                block_tokens=g.block_tokens,
-                block_map=g.block_map,
-                pulled_blocks=g.pulled_blocks,
-                pulled_bytes=g.pulled_bytes,
-                useful_bytes=g.useful_bytes,
-                full_blocks=g.full_blocks,
-                full_bytes=g.full_bytes,
-            )
-            for g in report.groups
-        ],
+        groups=[session_pb2.GroupTransfer(**_group_fields(one)) for one in report.groups],
         num_reads=report.num_reads,
         read_ms=report.read_ms,
         exposed_ms=report.exposed_ms,
@@ -85,21 +74,7 @@ def transfer_from_wire(wire: session_pb2.TransferReport, router: str) -> Transfe
     return TransferReport(
         key=key_from_wire(wire, router=router),
         owner=incarnation_from_wire(wire, "owner"),
-        groups=tuple(
-            GroupTransfer(
-                group=g.group,
-                kind=g.kind,
-                window_tokens=g.window_tokens,
-                block_tokens=g.block_tokens,
-                block_map=g.block_map,
-                pulled_blocks=g.pulled_blocks,
-                pulled_bytes=g.pulled_bytes,
-                useful_bytes=g.useful_bytes,
-                full_blocks=g.full_blocks,
-                full_bytes=g.full_bytes,
-            )
-            for g in wire.groups
-        ),
+        groups=tuple(GroupTransfer(**_group_fields(one)) for one in wire.groups),
         num_reads=wire.num_reads,
         read_ms=wire.read_ms,
         exposed_ms=wire.exposed_ms,
@@ -107,6 +82,11 @@ def transfer_from_wire(wire: session_pb2.TransferReport, router: str) -> Transfe
         num_tokens=wire.num_tokens,
         failed=wire.failed,
     )
+
+
+def _group_fields(group: GroupTransfer | session_pb2.GroupTransfer) -> dict[str, Any]:
+    """What both kinds have under the same names."""
+    return {one.name: getattr(group, one.name) for one in fields(GroupTransfer)}
 
 
 def _times_to_wire(times: PrefillTimes) -> session_pb2.PrefillTimes:
