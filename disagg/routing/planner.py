@@ -137,13 +137,13 @@ class Planner:
         Raises:
             SloError: with the time after which as much work is done as is too much, if that helps.
         """
-        own_ms, queue_ms = 0.0, 0.0
+        own_ms, alone_ms = 0.0, 0.0
         if plan.estimate is not None:
-            own_ms, queue_ms = plan.estimate.ttft_ms, plan.estimate.queue_ms
+            own_ms, alone_ms = plan.estimate.ttft_ms, plan.estimate.ttft_alone_ms
         if not demand.is_shed(own_ms):
             return False
         ttft_ms, wanted_ms = demand.waited_ms + own_ms, demand.slo.ttft_ms
-        is_slow = own_ms - queue_ms > wanted_ms  # without any queue it would be as late
+        is_slow = alone_ms > wanted_ms
         if (
             is_slow
             and demand.waited_ms <= wanted_ms

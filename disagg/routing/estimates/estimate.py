@@ -77,6 +77,8 @@ class Estimate:
     transfer_ms: float
     """Before anything is computed: a reservation, a prefix from another worker or from tiers."""
     prefill_ms: float
+    prefill_alone_ms: float
+    """The same, if nothing else was at the worker."""
     message_ms: float
     handover_ms: float
     """From the first token until the decode worker has everything; none where one does all."""
@@ -104,6 +106,11 @@ class Estimate:
     def ttft_ms(self) -> float:
         """From the plan to its first token at the router."""
         return self.queue_ms + self.transfer_ms + self.prefill_ms + self.message_ms
+
+    @property
+    def ttft_alone_ms(self) -> float:
+        """The same, if nothing else was at the worker that computes the prompt."""
+        return self.transfer_ms + self.prefill_alone_ms + self.message_ms
 
     @property
     def mean_tpot_ms(self) -> float:
@@ -180,6 +187,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         drain_ms=slot_ms + prefill.drain_ms,
         transfer_ms=work.load_ms + pull_ms + (0.0 if local else work.reserve_ms),
         prefill_ms=prefill_ms,
+        prefill_alone_ms=prefill.alone_ms(num_computed, num_before),
         message_ms=work.message_ms,
         handover_ms=handover_ms,
         tpot_ms=decode.decode_ms(work.num_tokens) + beside_ms,

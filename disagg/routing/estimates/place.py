@@ -137,8 +137,18 @@ class Place:
         """Until tokens of a prompt are computed, beside what decodes there."""
         if num_tokens <= 0:
             return 0.0
-        num_steps = ceil(num_tokens / self.step_tokens_max) if self.step_tokens_max else 1
-        return num_steps * self.step_ms + self.cost.prompt_ms(num_tokens, num_before)
+        return self._num_steps(num_tokens) * self.step_ms + self.cost.prompt_ms(
+            num_tokens, num_before
+        )
+
+    def alone_ms(self, num_tokens: float, num_before: float = 0) -> float:
+        """The same, if nothing else was there."""
+        return self._num_steps(num_tokens) * self.cost.step_ms + self.cost.prompt_ms(
+            num_tokens, num_before
+        )
+
+    def _num_steps(self, num_tokens: float) -> int:
+        return ceil(num_tokens / self.step_tokens_max) if self.step_tokens_max else 1
 
     def decode_ms(self, num_tokens: float) -> float:
         """Time per token of one sequence more, beside the prompts that come as they lately did."""

@@ -28,6 +28,8 @@ wait for less, could go before it for ever."""
 
 LATE_MIN = 0.5
 """Of others' answers that are likely late by a plan: for fewer nobody waits."""
+LATE_MIN_OF_LATE = 0.05
+"""The same for a request that is late itself, as others came before it: it has no more to lose."""
 
 PATIENCE = 0.6
 """Of the time until its first token is due a request may wait so much by choice, its prefill
@@ -46,7 +48,8 @@ class Estimated:
     only plans count by which it is not, if there are any.
 
     A request waits at the router if it would only wait where it goes; and, with a bound for its
-    first token and time left until then, if others would miss their bounds by it.
+    first token and time left until then, if others would miss their bounds by it. Who is late
+    anyway, though no worker is too slow for it, waits already if they might.
 
     Where too little was measured, and where an earlier plan of the request has failed, nothing is
     weighed: so speeds are measured by the plans that are made anyway.
@@ -94,6 +97,9 @@ class Estimated:
         left_ms = HOLD_MS_MAX - demand.waited_ms
         if found.queue_ms > QUEUE_MS_MAX:
             return max(0.0, left_ms)
+        bound_ms = demand.slo.ttft_ms
+        if found.ttft_alone_ms <= bound_ms < demand.waited_ms + found.ttft_ms:
+            return max(0.0, left_ms) if found.num_made_late >= LATE_MIN_OF_LATE else 0.0
         if found.num_made_late < LATE_MIN:
             return 0.0
         due_ms = PATIENCE * demand.slo.ttft_ms - demand.waited_ms - found.ttft_ms

@@ -10,7 +10,6 @@ from disagg.messages.reports import TransferKind
 from disagg.messages.submit import Role
 from disagg.routing.actions import Fail
 from disagg.routing.generation import Generation
-from disagg.routing.policy.estimated import HOLD_MS_MAX
 from disagg.routing.slo import Slo
 from tests.unit.routing.builders import Router, request, worker
 from tests.unit.routing.measured import ALL_STEPS, stats, step_times, transfer
@@ -169,6 +168,17 @@ def test_a_plan_that_keeps_the_bound_is_taken_before_a_request_is_shed() -> None
         assert set(served(router, slo=slo)) == who, slo
 
 
+def test_who_is_shed_for_the_answers_of_others_may_come_again() -> None:
+    """Alone at the worker its prompt takes some 45 ms, between eight answers 50."""
+    for bound_ms, may_come in ((48, True), (20, False)):
+        router = fleet(D)
+        say(router, D, num_running=8)
+        served(router, slo=Slo(ttft_ms=bound_ms, sheds=True))
+        (error,) = [a.error for a in router.actions if isinstance(a, Fail)]
+        assert isinstance(error, SloError)
+        assert bool(error.retry_after_s) is may_come, (bound_ms, error.message)
+
+
 def test_who_is_shed_comes_again_within_a_minute() -> None:
     router = fleet(P, D)
     for one in (P, D):
@@ -206,89 +216,6 @@ def test_who_is_shed_is_shown_all_that_was_weighed(num_queued: int) -> None:
     refused = router.record("r").refused
     assert len(refused) > 2
     assert [one.chosen for one in refused].count(True) == 1
-
-
-ALONE = worker("alone", "both", num_blocks=1000)
-PATIENT = Slo(ttft_ms=4_000)
-
-
-def ask(router: Router, name: str, num_tokens: int, slo: Slo = PATIENT) -> bool:
-    """Whether it went to a worker at once."""
-    router.generate(replace(request(name, num_tokens=num_tokens, max_tokens=64), slo=slo))
-    return bool(router.submits)
-
-
-def test_who_would_spoil_answers_waits_until_they_are_there() -> None:
-    for slo, waits in ((PATIENT, True), (Slo(), False), (Slo(ttft_ms=40), False)):
-        router = fleet(ALONE, policy="estimated", slo_tpot_ms=6.5)
-        say(router, ALONE, num_running=8)
-        assert ask(router, "long", 401, slo) is not waits, "control: who has no time does not wait"
-        if waits:
-            assert router.core.num_waiting == 1
-            say(router, ALONE, num_running=8)
-            assert not router.submits
-            router.now_ms = 700
-            assert router.did(router.core.from_worker(700, ALONE.incarnation, stats(ALL_STEPS)))
-            assert [submit.key.request_id for _, submit in router.submits] == ["long"]
-            assert "waited by choice, 700 ms" in router.record("long").generations[0].reason
-
-
-def test_who_waits_by_choice_goes_in_time_for_its_bound() -> None:
-    router = fleet(ALONE, slo_tpot_ms=6.5)
-    say(router, ALONE, num_running=8)
-    assert not ask(router, "long", 401)
-    for now_ms, goes in ((2_200, False), (2_400, True)):  # longer than `request_timeout_ms`
-        router.now_ms = now_ms
-        router.did(router.core.tick(now_ms))
-        assert bool(router.submits) is goes, now_ms
-
-
-def test_who_would_only_wait_at_the_worker_waits_here_and_holds_nobody_up() -> None:
-    router = fleet(ALONE)
-    say(router, ALONE, num_prefill_tokens_queued=9_000, num_prompts_queued=3)
-    assert not ask(router, "long", 401, Slo())
-    assert not ask(router, "next", 401, Slo())
-    assert ask(router, "short", 3, Slo()), "its turn comes soon, by the order of steps there"
-    say_and_look(router, num_prefill_tokens_queued=500, num_prompts_queued=1)
-    assert [submit.key.request_id for _, submit in router.submits] == ["long", "next"]
-    control = fleet(ALONE, policy="prefix_then_load")
-    say(control, ALONE, num_prefill_tokens_queued=9_000, num_prompts_queued=3)
-    assert ask(control, "long", 401, Slo())
-
-
-def test_nobody_waits_by_choice_for_ever() -> None:
-    router = fleet(ALONE)
-    say(router, ALONE, num_prefill_tokens_queued=90_000, num_prompts_queued=3)
-    assert not ask(router, "long", 401, Slo())
-    for now_ms, goes in ((HOLD_MS_MAX - 1, False), (HOLD_MS_MAX, True)):
-        router.now_ms = now_ms
-        router.did(router.core.tick(now_ms))
-        assert bool(router.submits) is goes
-
-
-def test_who_is_due_sooner_does_not_wait_for_who_came_before_it() -> None:
-    router = fleet(ALONE, slo_tpot_ms=6.5)
-    say(router, ALONE, num_running=8)
-    assert not ask(router, "patient", 401)
-    assert not ask(router, "hurried", 401, Slo(ttft_ms=1_000))
-    router.now_ms = 600
-    router.did(router.core.tick(600))
-    assert [submit.key.request_id for _, submit in router.submits] == ["hurried"]
-
-
-def test_who_waits_by_choice_can_be_given_up() -> None:
-    router = fleet(ALONE, slo_tpot_ms=6.5)
-    say(router, ALONE, num_running=8)
-    assert not ask(router, "long", 401)
-    router.core.cancel(1, "long", "gone")
-    assert (router.core.num_waiting, router.core.num_live) == (0, 0)
-    assert ask(router, "long", 401, Slo()), "its name is free"
-
-
-def say_and_look(router: Router, **changes: int) -> None:
-    router.did(
-        router.core.from_worker(router.now_ms, ALONE.incarnation, stats(ALL_STEPS, **changes))
-    )
 
 
 def test_a_request_that_has_begun_is_never_shed() -> None:
@@ -367,7 +294,7 @@ def test_what_a_worker_says_of_its_steps_may_be_as_large_as_may_be(
 ) -> None:
     """A plan that could not be made kept all that waited, and with it the router."""
     router = Router(policy=policy)
-    router.join(ALONE, stats(replace(ALL_STEPS, timed=timed), **load))
-    ask(router, "r", 401, slo)
+    router.join(P, stats(replace(ALL_STEPS, timed=timed), **load))
+    router.generate(replace(request("r", num_tokens=401, max_tokens=64), slo=slo))
     assert not router.core.num_waiting
     router.did(router.core.tick(100))

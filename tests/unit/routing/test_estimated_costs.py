@@ -19,6 +19,7 @@ FOUND = Estimate(
     drain_ms=0.0,
     transfer_ms=0.0,
     prefill_ms=40.0,
+    prefill_alone_ms=40.0,
     message_ms=0.0,
     handover_ms=0.0,
     tpot_ms=5.0,
