@@ -14,7 +14,14 @@ import yaml
 from disagg.cluster.child import Child
 from disagg.cluster.hash_key import with_hash_key
 from disagg.cluster.own_settings import CERTIFICATES, decide_ports, with_certificates
-from disagg.cluster.processes import ProcessId, end_processes, find_children, find_descendants
+from disagg.cluster.processes import (
+    ProcessId,
+    end_processes,
+    find_children,
+    find_descendants,
+    is_alive,
+    named,
+)
 from disagg.cluster.ray_cluster import start_ray, stop_ray
 from disagg.cluster.run_folder import RunFolder
 from disagg.config import Settings, local_router_address, reachable_host, router_options
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+RAY_PARTS = ("gcs_server", "raylet")
+"""Ray's library ends this process a minute after one of them has, and leaves everything behind."""
 _POLL_S = 0.1
 _HTTP_TIMEOUT_S = 2.0
 
@@ -52,6 +61,8 @@ class LocalCluster:
         self._folder: RunFolder | None = None
         self._router: Child | None = None
         self._supervisor: Supervisor | None = None
+        self._ray: dict[ProcessId, str] = {}
+        """Processes without which Ray does not go on, with their names."""
         self._before: set[ProcessId] = set()
         self._interrupted = False
 
@@ -123,9 +134,14 @@ class LocalCluster:
         Workers that end are started again.
 
         Raises:
-            ConfigError: the router ended, or nothing was started.
+            ConfigError: the router ended, or a part of Ray, or nothing was started.
         """
         self._started()[1].check()
+        for process, name in self._ray.items():
+            if not is_alive(process):
+                self._supervisor = None  # it would ask Ray, and wait for it
+                self.faults.append(f"Ray's {name} has ended")  # so that its logs stay
+                raise ConfigError(self.faults[-1])
         if self._supervisor is not None:
             self._supervisor.poll()
 
@@ -156,6 +172,7 @@ class LocalCluster:
             pids = ", ".join(str(process.pid) for process in killed)
             self.faults.append(f"processes {pids} had to be killed")
         self._folder, self._router, self._supervisor = None, None, None
+        self._ray.clear()
         remove_keys(folder.path / CERTIFICATES)  # also where the logs stay
         if self.faults:
             self._report(f"{'; '.join(self.faults)} (logs in {folder.path})")
@@ -191,6 +208,7 @@ class LocalCluster:
         self._router = self._start_router(folder)
         self._report("starting Ray on this machine")
         start_ray(self.settings, folder.path / "ray")
+        self._ray = named(find_children(os.getpid()), RAY_PARTS)
         self._wait_for_router("/health", deadline)
         from disagg.cluster.supervise import Supervisor  # imports Ray, whose environment is set now
 

@@ -1,5 +1,6 @@
 """Processes of this machine by /proc: who descends from whom, and ending those we started."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -39,6 +40,17 @@ def is_alive(process: ProcessId) -> bool:
 def find_children(pid: int) -> set[ProcessId]:
     """Process ids of the direct children of a process."""
     return {process for process, parent in _all() if parent == pid}
+
+
+def named(processes: Collection[ProcessId], names: Collection[str]) -> dict[ProcessId, str]:
+    """Those of the processes whose programs have these names, of 15 characters at most."""
+    found = {}
+    for process in processes:
+        with contextlib.suppress(OSError):  # it has gone
+            name = Path(f"/proc/{process.pid}/comm").read_text().rstrip("\n")
+            if name in names:
+                found[process] = name
+    return found
 
 
 def find_descendants(roots: Collection[ProcessId]) -> set[ProcessId]:

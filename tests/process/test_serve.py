@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from openai import APIError, OpenAI
 
+from disagg.cluster.processes import named
 from tests.checkpoints import make_checkpoint, reference_generate
 from tests.process.program import BOUND_S, Program, wait_until_gone
 
@@ -213,5 +214,18 @@ def test_the_end_of_the_router_is_told_and_ends_everything(served: Program) -> N
     tree = served.tree()
     os.kill(router_pid(served), signal.SIGKILL)
     served.wait_for("^disagg: router ended with exit code -9")
+    assert served.process.wait(BOUND_S) == 2
+    wait_until_gone(tree)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+def test_the_end_of_a_part_of_ray_is_told_and_ends_everything(served: Program, part: str) -> None:
+    """Ray's library would end it a minute later, and clean up nothing."""
+    served.wait_for("^serving tiny on ")
+    tree = served.tree()
+    (process,) = named(tree, [part])
+    os.kill(process.pid, signal.SIGKILL)
+    served.wait_for(f"^disagg: Ray's {part} has ended")
     assert served.process.wait(BOUND_S) == 2
     wait_until_gone(tree)
