@@ -9,6 +9,7 @@ from disagg.routing.policy.candidates import Candidates
 from disagg.routing.policy.policy import misplaced
 from disagg.routing.policy.prefix_then_load import PrefixThenLoad
 from disagg.routing.policy.protocol import Candidate, Demand, Plan, PolicyOptions
+from disagg.routing.slo import missed
 
 PLANS_MAX = 12
 """Plans that are compared, however many workers there are; an estimate takes tens of microseconds.
@@ -28,8 +29,11 @@ wait for less, could go before it for ever."""
 
 LATE_MIN = 0.5
 """Of others' answers that are likely late by a plan: for fewer nobody waits."""
+WORTH = 2.0
+"""Others' answers that count as much as a request's own chance to be in time; for more of them it
+had better be late itself. Not one: it waits for long then, and an estimate may be wrong."""
 LATE_MIN_OF_LATE = 0.05
-"""The same for a request that is late itself, as others came before it: it has no more to lose."""
+"""The same for a request that is late in any case, and has no more to lose."""
 
 PATIENCE = 0.6
 """Of the time until its first token is due a request may wait so much by choice, its prefill
@@ -48,8 +52,9 @@ class Estimated:
     only plans count by which it is not, if there are any.
 
     A request waits at the router if it would only wait where it goes; and, with a bound for its
-    first token and time left until then, if others would miss their bounds by it. Who is late
-    anyway, though no worker is too slow for it, waits already if they might.
+    first token and time left until then, if others would miss their bounds by it. Where more of
+    them would than its own chance is worth it waits on, and who is late anyway waits for anybody;
+    not where no worker is fast enough for its bound, which says nothing then.
 
     Where too little was measured, and where an earlier plan of the request has failed, nothing is
     weighed: so speeds are measured by the plans that are made anyway.
@@ -98,12 +103,15 @@ class Estimated:
         if found.queue_ms > QUEUE_MS_MAX:
             return max(0.0, left_ms)
         bound_ms = demand.slo.ttft_ms
-        if found.ttft_alone_ms <= bound_ms < demand.waited_ms + found.ttft_ms:
-            return max(0.0, left_ms) if found.num_made_late >= LATE_MIN_OF_LATE else 0.0
+        if not bound_ms:
+            return 0.0
+        ttft_ms = demand.waited_ms + found.ttft_ms
+        worth = max(LATE_MIN_OF_LATE, WORTH * (1 - missed(ttft_ms / bound_ms)))
+        if found.num_made_late >= worth and found.ttft_alone_ms <= bound_ms:
+            return max(0.0, left_ms)
         if found.num_made_late < LATE_MIN:
             return 0.0
-        due_ms = PATIENCE * demand.slo.ttft_ms - demand.waited_ms - found.ttft_ms
-        return max(0.0, min(due_ms, left_ms))
+        return max(0.0, min(PATIENCE * bound_ms - ttft_ms, left_ms))
 
     def _cost_ms(self, plan: Plan) -> float:
         assert plan.estimate is not None

@@ -42,10 +42,20 @@ def test_who_would_spoil_answers_waits_until_they_are_there() -> None:
 
 
 def test_who_waits_by_choice_goes_in_time_for_its_bound() -> None:
+    router = fleet(ALONE, slo_tpot_ms=3.2)
+    say(router, ALONE, num_running=1)
+    assert not ask(router, "long", 401)
+    for now_ms, goes in ((2_200, False), (2_400, True)):  # longer than `request_timeout_ms`
+        router.now_ms = now_ms
+        router.did(router.core.tick(now_ms))
+        assert bool(router.submits) is goes, now_ms
+
+
+def test_who_would_make_many_late_is_late_itself() -> None:
     router = fleet(ALONE, slo_tpot_ms=6.5)
     say(router, ALONE, num_running=8)
     assert not ask(router, "long", 401)
-    for now_ms, goes in ((2_200, False), (2_400, True)):  # longer than `request_timeout_ms`
+    for now_ms, goes in ((2_400, False), (HOLD_MS_MAX - 1, False), (HOLD_MS_MAX, True)):
         router.now_ms = now_ms
         router.did(router.core.tick(now_ms))
         assert bool(router.submits) is goes, now_ms
@@ -75,8 +85,8 @@ def test_nobody_waits_by_choice_for_ever() -> None:
 
 
 def test_who_is_due_sooner_does_not_wait_for_who_came_before_it() -> None:
-    router = fleet(ALONE, slo_tpot_ms=6.5)
-    say(router, ALONE, num_running=8)
+    router = fleet(ALONE, slo_tpot_ms=3.2)
+    say(router, ALONE, num_running=1)
     assert not ask(router, "patient", 401)
     assert not ask(router, "hurried", 401, Slo(ttft_ms=1_000))
     router.now_ms = 600
