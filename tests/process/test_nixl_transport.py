@@ -79,6 +79,8 @@ def test_handles_are_equal_and_bytes_in_progress_are_bounded(tcp_world: World) -
     large = {"block_bytes": 2 * mib, "handle_bytes_max": 16 * mib, "telemetry": True}
     owner, reader = pair(tcp_world, **large)
     everything = list(range(NUM_BLOCKS))  # 128 MiB
+    assert ended(reader, tcp_world.read(reader, owner.name, everything[:9], everything[:9])) == ""
+    assert sorted(reader.counts()["bytes"]) == [8 * mib, 10 * mib]  # not 16 and 2
 
     owner.signal(signal.SIGSTOP)
     stuck = tcp_world.read(reader, owner.name, everything, everything)
@@ -98,9 +100,6 @@ def test_handles_are_equal_and_bytes_in_progress_are_bounded(tcp_world: World) -
     assert counts["descriptors"] == [1] * 8
     assert reader.digests() == owner.digests()
     assert reader.state() == IDLE
-
-    assert ended(reader, tcp_world.read(reader, owner.name, everything[:9], everything[:9])) == ""
-    assert sorted(reader.counts()["bytes"]) == [8 * mib, 10 * mib]  # not 16 and 2
 
 
 def test_what_cannot_be_read_is_an_error_not_a_hang(world: World) -> None:
