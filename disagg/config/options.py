@@ -1,5 +1,6 @@
 """From settings to the plain options that workers and router take."""
 
+import os
 from pathlib import Path
 
 from disagg.config.settings import Settings
@@ -21,7 +22,7 @@ def model_name(settings: Settings) -> str:
     if not settings.model.dir:
         raise ConfigError("model.dir: which checkpoint? (--model DIR)", param="model.dir")
     folder = Path(settings.model.dir)
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):  # nor is what can be no path at all
         raise ConfigError(
             f"model.dir: {folder} is not a checkpoint directory (it has no config.json)",
             param="model.dir",

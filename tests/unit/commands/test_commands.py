@@ -75,6 +75,7 @@ def test_version(tmp_path: Path) -> None:
         (["serve"], "disagg: model.dir: which checkpoint? (--model DIR)\n"),
         (["workers", "--set", "router.grpc_port=x"], "disagg: router.grpc_port: should be a valid"),
         (["serve", "--model", "nowhere"], "disagg: model.dir: nowhere is not a checkpoint direct"),
+        (["serve", "--model", 5_000 * "m"], "mmm is not a checkpoint directory"),
         (["serve", "--set", "router.http_prt=1"], "(did you mean router.http_port?) [flag:--set"),
         (["serve", "--set", "nonsense"], "disagg: --set nonsense: expected SECTION.KEY=VALUE"),
         (["serve", "--prefill", "-1"], "cluster.num_prefill: should be greater than or equal to 0"),
