@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RAY_PARTS = ("gcs_server", "raylet")
+_RAY_PARTS = ("gcs_server", "raylet")
 """Ray's library ends this process a minute after one of them has, and leaves everything behind."""
 _POLL_S = 0.1
 _HTTP_TIMEOUT_S = 2.0
@@ -208,7 +208,7 @@ class LocalCluster:
         self._router = self._start_router(folder)
         self._report("starting Ray on this machine")
         start_ray(self.settings, folder.path / "ray")
-        self._ray = named(find_children(os.getpid()), RAY_PARTS)
+        self._ray = named(find_children(os.getpid()), _RAY_PARTS)
         self._wait_for_router("/health", deadline)
         from disagg.cluster.supervise import Supervisor  # imports Ray, whose environment is set now
 

@@ -86,7 +86,7 @@ class Planner:
             demand = self._demand(now_ms, request, num_behind)
             candidates = self._able(request, revision, ready)
             plan = self._plan(demand, candidates)
-            is_trial = self._is_trial(now_ms, request, demand, plan)
+            is_trial = self._shed(now_ms, request, demand, plan)
             roomy = self._fleet.rooms.roomy
             chosen = candidates.of((plan.prefill.incarnation, plan.decode.incarnation))
             if chosen & ~roomy:
@@ -128,7 +128,7 @@ class Planner:
         request.assign(revision)
         return revision, self._fleet.ready_in(revision)
 
-    def _is_trial(self, now_ms: int, request: RoutedRequest, demand: Demand, plan: Plan) -> bool:
+    def _shed(self, now_ms: int, request: RoutedRequest, demand: Demand, plan: Plan) -> bool:
         """Refuse what wants its first token sooner than the best plan has it, if it is to be shed.
 
         Returns:

@@ -187,7 +187,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         drain_ms=slot_ms + prefill.drain_ms,
         transfer_ms=work.load_ms + pull_ms + (0.0 if local else work.reserve_ms),
         prefill_ms=prefill_ms,
-        prefill_alone_ms=prefill.alone_ms(num_computed, num_before),
+        prefill_alone_ms=prefill.num_steps(num_computed) * prefill.cost.step_ms + held_ms,
         message_ms=work.message_ms,
         handover_ms=handover_ms,
         tpot_ms=decode.decode_ms(work.num_tokens) + beside_ms,

@@ -137,17 +137,11 @@ class Place:
         """Until tokens of a prompt are computed, beside what decodes there."""
         if num_tokens <= 0:
             return 0.0
-        return self._num_steps(num_tokens) * self.step_ms + self.cost.prompt_ms(
-            num_tokens, num_before
-        )
+        prompt_ms = self.cost.prompt_ms(num_tokens, num_before)
+        return self.num_steps(num_tokens) * self.step_ms + prompt_ms
 
-    def alone_ms(self, num_tokens: float, num_before: float = 0) -> float:
-        """The same, if nothing else was there."""
-        return self._num_steps(num_tokens) * self.cost.step_ms + self.cost.prompt_ms(
-            num_tokens, num_before
-        )
-
-    def _num_steps(self, num_tokens: float) -> int:
+    def num_steps(self, num_tokens: float) -> int:
+        """In which tokens of a prompt are computed, if nothing else of prompts is there."""
         return ceil(num_tokens / self.step_tokens_max) if self.step_tokens_max else 1
 
     def decode_ms(self, num_tokens: float) -> float:
