@@ -37,8 +37,9 @@ class ChainStore:
         """By number; none has number 0, so no entry of the table is 0."""
         self._free: list[int] = []
         self._table = PositionTable(self.chains)
-        self._pile = -1
-        """Number of the chain for pieces."""
+        self._piles: dict[int, tuple[int, Chain]] = {}
+        """Number and chain for the pieces of each worker, by its bit: however the events of workers
+        alternate, those of one lie side by side and are one run of holders."""
 
     def __len__(self) -> int:
         """Blocks that somebody holds."""
@@ -80,7 +81,7 @@ class ChainStore:
             room = num_max - num_new
             position = self._table.find(values[i])
             if position < 0:
-                position, num = self._append(before, values[i : i + min(room, AT_ONCE_MAX)])
+                position, num = self._append(before, values[i : i + min(room, AT_ONCE_MAX)], bit)
                 if not num:
                     break
                 chain = self._chain(position)
@@ -153,12 +154,13 @@ class ChainStore:
         assert chain is not None
         return chain
 
-    def _append(self, before: int, values: Sequence[bytes]) -> tuple[int, int]:
+    def _append(self, before: int, values: Sequence[bytes], bit: int) -> tuple[int, int]:
         """Put new blocks behind the one before them if it is the last of its chain.
 
         Args:
             before: its position; -1: it is unknown.
             values: of the new blocks; perhaps of known ones after some of them, or the same again.
+            bit: who stores them.
 
         Returns:
             The first one's position and their number; no number: there are too many chains.
@@ -166,7 +168,7 @@ class ChainStore:
         if before >= 0 and self._is_open(before >> OFFSET_BITS, before & _OFFSETS):
             number = before >> OFFSET_BITS
         elif len(values) < _PIECE_BLOCKS_MAX:
-            number = self._pile_number()
+            number = self._pile_number(bit)
         else:
             number = self._new_chain()
         if number < 0:
@@ -185,11 +187,13 @@ class ChainStore:
         chain = self.chains[number]
         return chain is not None and offset + 1 == len(chain) < BLOCKS_MAX
 
-    def _pile_number(self) -> int:
-        pile = self.chains[self._pile] if self._pile >= 0 else None
-        if pile is None or len(pile) == BLOCKS_MAX:
-            self._pile = self._new_chain()
-        return self._pile
+    def _pile_number(self, bit: int) -> int:
+        number, pile = self._piles.get(bit, (-1, None))
+        if pile is None or self.chains[number] is not pile or len(pile) == BLOCKS_MAX:
+            number = self._new_chain()
+            if number >= 0:
+                self._piles[bit] = number, self._chain(number << OFFSET_BITS)
+        return number
 
     def _new_chain(self) -> int:
         """Its number; -1: there are too many."""

@@ -109,3 +109,20 @@ def test_beyond_all_chains_nothing_more_is_kept_and_nothing_is_wrong(
     assert index.num_entries(OTHER) == index.num_blocks == 0
     index.apply(OTHER, 18, None, stored(prompts[8]))
     assert usable_blocks(index, OTHER, prompts[8]) == 20
+
+
+def test_answers_of_two_workers_that_grow_by_turns_are_one_run_of_each() -> None:
+    """A mask per block is more than all else that an index keeps of it."""
+    index, chance = PrefixIndex([group("full_attention")], 4), random.Random(1)
+    index.add(HARMFUL, 100 * NUM)
+    index.add(OTHER, 100 * NUM)
+    before: dict[Incarnation, bytes | None] = {HARMFUL: None, OTHER: None}
+    for number in range(NUM):
+        for worker in (HARMFUL, OTHER):
+            block = chance.randbytes(32)
+            event = BlocksStored(0, (block,), before[worker], 0, 4)
+            index.apply(worker, number, None, [event])
+            before[worker] = block
+    chains = [chain for chain in index._stores[4].chains if chain is not None]
+    assert sum(map(len, chains)) == 2 * NUM
+    assert sum(len(runs.starts) for one in chains for runs in one.layers if runs is not None) < 9
