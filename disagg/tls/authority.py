@@ -29,6 +29,11 @@ CLOCKS_APART = timedelta(hours=1)
 """Certificates begin earlier by so much, for hosts whose clocks are behind."""
 
 
+_RUN_BEGINS = datetime(1970, 1, 2, tzinfo=UTC)
+_RUN_DAYS = 2_900_000
+"""From the first day that clocks have into the year 9909."""
+
+
 class Issued(NamedTuple):
     """A certificate and its key, in PEM."""
 
@@ -152,10 +157,14 @@ def create_certificates(directory: Path, days: int, now: datetime) -> list[Path]
 
 
 def create_for_one_run(directory: Path) -> Path:
-    """Certificates of an authority whose key nobody keeps; returns the folder for nodes."""
-    now = datetime.now(UTC)
+    """Certificates of an authority whose key nobody keeps; returns the folder for nodes.
+
+    They end with the run and not at a time: a clock that is set while it goes on, back or from
+    years behind, would keep every worker out that is started again.
+    """
     _make_private(directory)
-    return _issue_all(Authority.make(now), directory, CA_DAYS, now)[0]
+    authority = Authority.make(_RUN_BEGINS, _RUN_DAYS)
+    return _issue_all(authority, directory, _RUN_DAYS, _RUN_BEGINS)[0]
 
 
 def remove_keys(directory: Path) -> None:

@@ -97,3 +97,13 @@ def test_of_one_run_no_authority_is_kept_and_no_key_is_left(tmp_path: Path) -> N
     remove_keys(tmp_path / "run")
     assert not [name for name in files(tmp_path / "run") if name.endswith(".key")]
     remove_keys(tmp_path / "never made")
+
+
+@pytest.mark.parametrize(
+    "now", [datetime(1970, 1, 3, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)]
+)
+def test_of_one_run_they_hold_however_the_clock_is_set(tmp_path: Path, now: datetime) -> None:
+    folder = create_for_one_run(tmp_path)
+    for one, name in ((folder, NODE_NAME), (tmp_path / CLIENT, CLIENT_NAME)):
+        certificate = read_certificate(one, (name,), now)
+        assert certificate.not_after > now + timedelta(days=CA_DAYS)
