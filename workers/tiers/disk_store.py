@@ -26,6 +26,8 @@ LOCK_FILE = "lock"
 PARTIAL_PREFIX = "partial-"
 PARTIAL_OLD_NS = 600 * 10**9
 """A file that was begun so long ago is nobody's any more: its writer was killed."""
+CLOCKS_APART_NS = 3600 * 10**9
+"""What was used later than this from now was used by a clock that was wrong, and is set back."""
 REMOVED_AT_ONCE = 1000
 """Files under one lock: others want to write meanwhile."""
 SLACK = 16
@@ -269,16 +271,22 @@ class DiskStore:
     def _shrink(
         self, bytes_max: int, files_max: int, *, slack: bool = True
     ) -> tuple[int, int, list[StoredBlock]]:
-        """Under the lock: count anew, give up what is too much; returns what is left, and it."""
-        files = sorted(self._files(), key=lambda file: file.used_ns)
+        """Under the lock: count anew, give up what is too much; returns what is left, and it.
+
+        When files of the future were used nobody knows. As the newest, they would keep all that is
+        written from now on out of a full store, until that time comes.
+        """
+        now_ns = self._clock_ns()
+        future_ns = now_ns + CLOCKS_APART_NS
+        files = sorted(self._files(), key=lambda file: (file.used_ns <= future_ns, file.used_ns))
         used_bytes, used_files = sum(file.num_bytes for file in files), len(files)
         over = used_bytes > bytes_max or used_files > files_max
         more = len(files) // SLACK if slack and over else 0
-        old_ns = self._clock_ns() - PARTIAL_OLD_NS
         evicted = []
         for file in files:
             over = used_bytes > bytes_max or used_files > files_max
-            if not (over or more > 0 if file.block else file.used_ns < old_ns):
+            left_behind = not now_ns - PARTIAL_OLD_NS <= file.used_ns <= future_ns
+            if not (over or more > 0 if file.block else left_behind):
                 continue
             try:
                 os.unlink(file.path)

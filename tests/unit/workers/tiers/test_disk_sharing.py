@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from disagg.workers.tiers.disk_store import LOCK_FILE, PARTIAL_OLD_NS, PARTIAL_PREFIX, DiskStore
+from disagg.workers.tiers.disk_store import (
+    CLOCKS_APART_NS,
+    LOCK_FILE,
+    PARTIAL_OLD_NS,
+    PARTIAL_PREFIX,
+    DiskStore,
+)
 from disagg.workers.tiers.stored_block import block_name
 from tests.unit.workers.tiers.stored_blocks import (
     BLOCK_BYTES,
@@ -213,3 +219,25 @@ def test_what_a_killed_writer_left_counts_and_is_removed_when_it_is_old(tmp_path
     clock.now_ns += PARTIAL_OLD_NS + 1
     disk_tier(kv, blocks_max=2, clock_ns=clock)
     assert not left.exists()
+
+
+def test_a_clock_set_back_does_not_keep_new_blocks_out(tmp_path: Path) -> None:
+    """What was used in the future goes first; a clock that is a little ahead changes nothing."""
+    kv, clock = tmp_path / "kv", Clock()
+    ahead = Clock(clock.now_ns + CLOCKS_APART_NS // 2)
+    tier, other = (disk_tier(kv, blocks_max=3, clock_ns=one) for one in (clock, ahead))
+    write(tier, [A])
+    write(other, [B])
+    write(tier, [C])
+    assert write(tier, [D]) == ([D], [A])
+    left = kv / CONTRACT.name / f"{PARTIAL_PREFIX}0011223344556677"
+    left.touch()
+    os.utime(left, ns=(clock.now_ns, clock.now_ns))
+    clock.now_ns -= 4 * CLOCKS_APART_NS
+    tier = disk_tier(kv, blocks_max=3, clock_ns=clock)
+    assert not left.exists()  # nobody fills it any more
+    assert write(tier, [A]) == ([A], [C])
+    assert write(tier, [E]) == ([E], [D])
+    assert write(tier, [C]) == ([C], [B])
+    assert write(tier, [B]) == ([B], [A])  # from here on in the order of use
+    assert read(tier, [E, C, B]) == [True] * 3
