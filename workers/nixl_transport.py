@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from disagg.errors import CapacityError, ConfigError, RemoteFault
+from disagg.telemetry.open_files import why_few_files
 from disagg.transfer.read_plan import ReadPlan
 from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.nixl_agent import NixlAgent
@@ -80,7 +81,8 @@ class NixlTransport:
         try:
             self._agent = started.result(START_TIMEOUT_S)
         except Exception as error:
-            raise ConfigError(f"the KV transport does not start: {error!r}") from error
+            said = f"the KV transport does not start: {error!r}{why_few_files()}"
+            raise ConfigError(said) from error
         atexit.register(self._leave)
 
     @property

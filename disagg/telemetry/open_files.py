@@ -6,6 +6,8 @@ UNLIMITED = resource.RLIM_INFINITY
 FILES_MAX = 1 << 16
 """Nobody here needs more, and some programs that are started close every one that could be open."""
 
+USUAL = 1024
+
 
 def allow_files() -> int:
     """Let this process have as many files open as it may: most systems begin with 1,024.
@@ -35,3 +37,11 @@ def files_left(num_taken: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_files = FILES_MAX if soft == UNLIMITED else soft
     return max(num_files // 4, (num_files - num_taken) // 2)
+
+
+def why_few_files() -> str:
+    """Behind an error of a library that does not say what it lacks; "" where files are enough."""
+    num_files = files_within(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    if num_files >= USUAL:
+        return ""
+    return f"; this process may have only {num_files} files open (ulimit -Hn), allow {USUAL:,}"

@@ -6,7 +6,10 @@ import sys
 
 import pytest
 
+from disagg.errors import ConfigError, RemoteFault
 from disagg.telemetry.open_files import FILES_MAX, UNLIMITED, files_left, files_within
+from disagg.workers import nixl_transport
+from disagg.workers.pool_region import PoolRegion
 
 PROGRAM = """
 import resource
@@ -72,3 +75,25 @@ def test_a_process_asks_for_them(call: str, said: str) -> None:
 def test_a_worker_has_them_before_it_connects_to_anybody() -> None:
     done = subprocess.run([*LIMITED, WORKER], capture_output=True, text=True)
     assert done.stdout.strip() == "200 200", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ((64, 64), r"NIXL_ERR_BACKEND.*; this process may have only 64 files open \(ulimit -Hn\)"),
+        ((64, 4096), r"NIXL_ERR_BACKEND'\)$"),
+    ],
+)
+def test_a_transport_that_does_not_start_says_where_files_are_few(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], said: str
+) -> None:
+    def start(*_: object) -> None:
+        raise RemoteFault("starting NIXL: nixlBackendError: NIXL_ERR_BACKEND")  # and no word more
+
+    monkeypatch.setattr(nixl_transport, "NixlAgent", start)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    pool = PoolRegion(0, 1, 4096, "DRAM", 0, None)
+    with pytest.raises(ConfigError, match=said):
+        nixl_transport.NixlTransport(
+            "w:1", pool, on_read_done=lambda *_: None, handle_bytes_max=1 << 20
+        )
