@@ -49,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 SESSION_ENDED = "session to worker %s ended: %s"
 
+CLOCKS_APART_MS = 1_000
+"""So far routers' clocks may differ, see `Claim`."""
+
 
 class Dispatcher:
     """One request from start to end, for all requests and workers. Used from one event loop.
@@ -84,7 +87,7 @@ class Dispatcher:
         self.draining = self.stopping = False
         self.roles = WantedRoles(self.core, options.roles_wanted)
         self._metrics = metrics
-        self._wall_offset_ms = int((time.time() - time.monotonic()) * 1000)
+        self._wall_offset_ms = self._wall_offset_seen_ms = _wall_offset_ms()
         self._live = ClientRequests(self.core.record, options.prompt_logprobs_max)
         self.new_group = itertools.count(1).__next__
         self.unread = partial(Unread, options.unread_tokens_max)
@@ -320,6 +323,23 @@ class Dispatcher:
 
     def _tick(self) -> None:
         self._do(self.core.tick(self.now_ms()))
+        self._see_wall_clock()
+
+    def _see_wall_clock(self) -> None:
+        """Say when it was set: every bound on waiting goes on, and nothing else shows it."""
+        offset_ms = _wall_offset_ms()
+        if abs(offset_ms - self._wall_offset_seen_ms) >= CLOCKS_APART_MS:
+            self._wall_offset_seen_ms = offset_ms
+            logger.warning(
+                "this machine's clock was set, or has slept: it is %+.1f s from the one of this"
+                " router's start, which records go by and requests that are sent twice; the"
+                " router's next start takes the new one",
+                (offset_ms - self._wall_offset_ms) / 1000,
+            )
+
+
+def _wall_offset_ms() -> int:
+    return int((time.time() - time.monotonic()) * 1000)
 
 
 def _log_joined(info: WorkerInfo) -> None:

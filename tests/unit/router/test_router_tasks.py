@@ -49,6 +49,20 @@ async def test_a_failed_tick_is_counted_and_the_next_one_comes(open_house, monke
     assert not house.app.dispatcher.broken.is_set()
 
 
+async def test_a_clock_that_is_set_is_told_once_and_ends_no_wait(open_house, monkeypatch, caplog):
+    house = await open_house()
+    dispatcher = house.app.dispatcher
+    begun_ms, wall_s = dispatcher.now_ms(), time.time
+    for ahead_s, said in ((-7200, "-7200.0 s"), (0, "+0.0 s")):
+        caplog.clear()
+        monkeypatch.setattr(time, "time", lambda ahead_s=ahead_s: wall_s() + ahead_s)
+        for _ in range(3):
+            dispatcher._tick()
+        (line,) = [one for one in caplog.messages if "clock was set" in one]
+        assert said in line
+        assert 0 <= dispatcher.now_ms() - begun_ms < 1000 * BOUND_S
+
+
 async def num_late(house):
     """Turns of the event loop that came more than 0.1 s late."""
     counts = {}
