@@ -7,6 +7,7 @@ FILES_MAX = 1 << 16
 """Nobody here needs more, and some programs that are started close every one that could be open."""
 
 USUAL = 1024
+"""Most systems begin with so many, and all here starts with them."""
 
 
 def allow_files() -> int:
