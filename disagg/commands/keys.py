@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from disagg.commands.arguments import Config, Set, read_effective
 from disagg.errors import ConfigError
 from disagg.router.callers import SERVE
 from disagg.router.keys import KeyEntry, KeyFile, hash_of, new_key, parse_keys
-from disagg.tls.given_file import read_given
+from disagg.tls.given_file import expanded, read_given, write_given
 
 PIPE_COLUMNS = 160
 
@@ -117,19 +116,23 @@ def create_hash_key(
 
 
 def _path(file: Path | None, config: Path | None, given: list[str] | None) -> Path:
-    if file is not None:
-        return file.expanduser()
-    path = read_effective(config, given).settings.router.api_keys_file
+    path = file or read_effective(config, given).settings.router.api_keys_file
     if not path:
         raise ConfigError("which file? (--file, or router.api_keys_file)", param="--file")
-    return Path(path).expanduser()
+    try:
+        return expanded(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", param="--file") from error
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the file's folder, so that of two changes at once none is lost."""
+    """Hold the file's folder, so that of two changes at once none is lost.
+
+    Of a link that of its target, which others may change by its own name.
+    """
     try:
-        folder = os.open(path.parent, os.O_RDONLY)
+        folder = os.open(Path(os.path.realpath(path)).parent, os.O_RDONLY)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", param="--file") from error
     try:
@@ -152,14 +155,7 @@ def _write(path: Path, keys: tuple[KeyEntry, ...]) -> None:
     """Replace the file as a whole: a router never reads half of it."""
     data = KeyFile.model_construct(keys=keys).model_dump_json(indent=2).encode() + b"\n"
     parse_keys(data)  # or no router would take it
-    file, new = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(file, "wb") as sink:
-            sink.write(data)
-            os.fsync(sink.fileno())
-            if path.exists():
-                os.fchmod(sink.fileno(), path.stat().st_mode & 0o777)
-        os.replace(new, path)
+        write_given(path, data)
     except OSError as error:
-        Path(new).unlink(missing_ok=True)
         raise ConfigError(f"{path}: {error.strerror}", param="--file") from error

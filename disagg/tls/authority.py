@@ -1,6 +1,5 @@
 """A cluster's own certificate authority, and what it issues."""
 
-import os
 import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +18,7 @@ from disagg.tls.certificate_files import (
     KEY_FILE,
     NODE_NAME,
 )
-from disagg.tls.given_file import read_given
+from disagg.tls.given_file import read_given, write_given
 
 CA_KEY_FILE = "ca.key"
 NODE, CLIENT = "node", "client"
@@ -145,8 +144,8 @@ def create_certificates(directory: Path, days: int, now: datetime) -> list[Path]
         authority = Authority.load(directory)  # half of one is refused there
     else:
         authority = Authority.make(now)
-        _write(directory / CA_KEY_FILE, authority.key)
-        _write(directory / CA_FILE, authority.certificate, mode=0o644)
+        write_given(directory / CA_KEY_FILE, authority.key)
+        write_given(directory / CA_FILE, authority.certificate, mode=0o644)
     if authority.not_after < now + timedelta(days=days):
         raise ConfigError(
             f"{directory / CA_FILE} expires on {authority.not_after:%Y-%m-%d}, before certificates "
@@ -179,24 +178,15 @@ def _issue_all(authority: Authority, directory: Path, days: int, now: datetime) 
         path = directory / folder
         _make_private(path)
         issued = authority.issue(name, now, days)
-        _write(path / CA_FILE, authority.certificate)
-        _write(path / CERTIFICATE_FILE, issued.certificate)
-        _write(path / KEY_FILE, issued.key)
+        write_given(path / CA_FILE, authority.certificate)
+        write_given(path / CERTIFICATE_FILE, issued.certificate)
+        write_given(path / KEY_FILE, issued.key)
         folders.append(path)
     return folders
 
 
 def _make_private(directory: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace a file whole; it never lies there with more rights than ``mode``."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    new.replace(path)
 
 
 def _name(text: str) -> x509.Name:

@@ -58,6 +58,22 @@ def test_what_is_created_opens_a_router_until_it_is_revoked(tmp_path: Path) -> N
     assert [one.name for one in tmp_path.iterdir()] == ["keys.json"]
 
 
+def test_a_key_revoked_by_a_link_opens_the_routers_file_no_more(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("keys.json")
+    laptop = create(tmp_path / "link", "laptop", "alice")
+    ring = KeyRing(is_open=False)
+    ring.replace((tmp_path / "keys.json").read_bytes())
+    assert ring.find(laptop)
+    run("revoke", "--file", str(tmp_path / "link"), "laptop")
+    ring.replace((tmp_path / "keys.json").read_bytes())
+    assert ring.find(laptop) is None
+
+
+def test_a_file_in_no_ones_home_is_an_error_that_names_it() -> None:
+    with pytest.raises(ConfigError, match="no home directory is known"):
+        run("list", "--file", "~no-such-user/keys.json")
+
+
 def test_what_no_router_would_take_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     create(path, "laptop", "alice")

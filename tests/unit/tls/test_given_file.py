@@ -14,7 +14,7 @@ from disagg.errors import ConfigError
 from disagg.tls.authority import CA_KEY_FILE, Authority
 from disagg.tls.certificate_files import FILES
 from disagg.tls.connections import Connections
-from disagg.tls.given_file import FILE_BYTES_MAX, expanded, read_given
+from disagg.tls.given_file import FILE_BYTES_MAX, expanded, read_given, write_given
 from tests.unit.tls.strangers import create
 
 
@@ -25,6 +25,50 @@ def test_a_file_comes_whole_with_its_mode(tmp_path: Path) -> None:
     data, mode = read_given(path)
     assert data == path.read_bytes()
     assert mode & 0o777 == 0o640
+
+
+def test_of_a_link_the_target_is_replaced(tmp_path: Path) -> None:
+    """Routers may read it by its own name: a key that is revoked by another one has to be gone."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (tmp_path / "link").symlink_to("kept/secret")
+    write_given(tmp_path / "link", b"first")
+    (kept / "secret").chmod(0o640)
+    write_given(tmp_path / "link", b"second")
+    assert (tmp_path / "link").is_symlink()
+    assert read_given(kept / "secret")[0] == b"second"
+    assert (kept / "secret").stat().st_mode & 0o777 == 0o640
+    assert [one.name for one in kept.iterdir()] == ["secret"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_that_root_replaces_stays_its_owners(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    write_given(path, b"first")
+    os.chown(path, 65534, 65533)
+    write_given(path, b"second")
+    assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65533)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_a_file_that_its_readers_could_not_read_any_more_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    path = tmp_path / "secret"
+    write_given(path, b"first")
+    path.chmod(mode)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuse)  # as for who is neither its owner nor root
+    if mode == 0o600:
+        with pytest.raises(OSError, match="could not read it any more"):
+            write_given(path, b"second")
+    else:  # the group is the same, or everybody may read it
+        write_given(path, b"second")
+    assert read_given(path)[0] == (b"first" if mode == 0o600 else b"second")
+    assert [one.name for one in tmp_path.iterdir()] == ["secret"]
 
 
 @pytest.fixture
