@@ -51,15 +51,16 @@ class LoadWatch:
     Args:
         options: of the automatic mode.
         router_urls: of the routers' admin ports; ``dns:name:port`` of one at each address.
-        headers: of each call: with a key that may observe, where there are keys.
+        key_file: with a key that may observe, where there are keys; read at each call, as keys are
+            replaced while routers and workers run.
     """
 
     def __init__(
-        self, options: AutoscaleOptions, router_urls: list[str], headers: dict[str, str]
+        self, options: AutoscaleOptions, router_urls: list[str], key_file: str = ""
     ) -> None:
         self._scaling = Autoscaling(options)
         self._urls = {url: [] if parse_name(url) else [url] for url in router_urls}
-        self._headers = headers
+        self._key_file = key_file
         self._heard: dict[str, _Heard] = {}
         self._faults: dict[str, str] = {}
         self._closed = threading.Event()
@@ -150,7 +151,7 @@ class LoadWatch:
         self._faults[source] = fault
 
     def _ask(self, url: str) -> dict[str, list[Wait]]:
-        asked = urllib.request.Request(url.rstrip("/") + _PATH, headers=self._headers)
+        asked = urllib.request.Request(url.rstrip("/") + _PATH, headers=read_key(self._key_file))
         told = json.loads(call(asked, _TIMEOUT_S, _ANSWER_BYTES_MAX))
         now_ms = _now_ms()
         found: dict[str, list[Wait]] = {}
@@ -178,7 +179,8 @@ def watch_load(settings: Settings) -> LoadWatch | None:
     host = reachable_host(router.admin_host)
     own = [f"http://{host}:{router.admin_port + number}" for number in range(router.processes)]
     urls = list(autoscale.router_urls) or own
-    return LoadWatch(options, urls, read_key(autoscale.api_key_file))
+    read_key(autoscale.api_key_file)
+    return LoadWatch(options, urls, autoscale.api_key_file)
 
 
 def read_key(path: str) -> dict[str, str]:

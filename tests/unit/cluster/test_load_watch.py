@@ -98,6 +98,28 @@ def test_a_router_that_is_away_or_refuses_the_key_changes_nothing(
     assert not grows(watch)
 
 
+def test_a_key_that_is_replaced_is_used_without_a_restart(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _Router.waits = [{"role": "prefill", "age_ms": 0, "waited_ms": 9_000}]
+    monkeypatch.setattr(load_watch, "_POLL_S", 0.05)
+    watch = watching(tmp_path, router_urls=(url,))
+    deadline = time.monotonic() + BOUND_S
+    (tmp_path / "key").unlink()  # as in the moment in which a secret is mounted anew
+    while "No such file" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (tmp_path / "key").write_text("revoked")
+    while "401" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (tmp_path / "key").write_text(KEY)
+    while not grows(watch):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    watch.close()
+
+
 def name_routers(monkeypatch: pytest.MonkeyPatch, port: int, *hosts: str) -> None:
     """Let routers.test have these addresses, and one of the other kind; none: it is unknown."""
     look_up = socket.getaddrinfo
