@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from disagg.errors import ConfigError
 from disagg.router.callers import ANYBODY, SCOPES, Caller, UnauthenticatedError
@@ -46,7 +53,8 @@ class KeyFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    keys: Annotated[tuple[KeyEntry, ...], Field(strict=False, max_length=KEYS_MAX)]
+    keys: Annotated[tuple[KeyEntry, ...], FailFast(), Field(strict=False, max_length=KEYS_MAX)]
+    # Of a file that has nothing right the faults would take a thousand times its memory.
 
     @model_validator(mode="after")
     def _check(self) -> "KeyFile":

@@ -47,7 +47,10 @@ class KeysFile:
         assert self._path is not None
         while True:
             await asyncio.sleep(LOOK_S)
-            fault = await asyncio.to_thread(self._look, self._path)
+            try:
+                fault = await asyncio.to_thread(self._look, self._path)
+            except RuntimeError as error:  # no thread is left, for a while
+                fault = f"{self._path}: {error}"
             if fault and fault != self._fault:
                 logger.error("%s: the former API keys stay in use", fault)
             self._fault = fault

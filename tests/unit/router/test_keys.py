@@ -161,6 +161,13 @@ async def followed(path, changes):
         watch.cancel()
 
 
+def put(path, data):
+    """Write a file that is being followed: one written in its place is empty for a moment."""
+    new = path.with_name("new")
+    new.write_bytes(data)
+    new.replace(path)
+
+
 async def until(condition):
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.002)
@@ -175,13 +182,13 @@ async def test_a_new_file_replaces_the_keys_and_an_invalid_one_does_not(tmp_path
 
     async def changes(ring):
         assert ring.find(first)
-        path.write_bytes(b'{"keys": [')  # as who does not replace a file whole
+        put(path, b'{"keys": [')  # half of one
         await until(lambda: "the former API keys stay in use" in caplog.text)
         assert ring.find(first)
         path.unlink()
         await until(lambda: "No such file" in caplog.text)
         assert ring.find(first)
-        path.write_bytes(file_of(entry("b", key=second)))
+        put(path, file_of(entry("b", key=second)))
         await until(lambda: ring.find(second))
         assert ring.find(first) is None
 
@@ -190,6 +197,35 @@ async def test_a_new_file_replaces_the_keys_and_an_invalid_one_does_not(tmp_path
     assert len(errors) == 2, errors  # each state once, however often it was looked at
     assert first not in caplog.text
     assert hash_of(first) not in caplog.text
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_moment_without_a_free_thread_does_not_end_the_watch(tmp_path, caplog, monkeypatch):
+    """A watch that ends takes the router along."""
+    first, second = new_key(), new_key()
+    path = tmp_path / "keys.json"
+    path.write_bytes(file_of(entry(key=first)))
+    given = asyncio.to_thread
+
+    async def fails(*_):
+        raise RuntimeError("can't start new thread")
+
+    async def changes(ring):
+        monkeypatch.setattr(asyncio, "to_thread", fails)
+        await until(lambda: "can't start new thread" in caplog.text)
+        assert ring.find(first)
+        monkeypatch.setattr(asyncio, "to_thread", given)
+        put(path, file_of(entry("b", key=second)))
+        await until(lambda: ring.find(second))
+
+    await followed(path, changes)
+
+
+def test_of_a_file_with_many_faults_the_first_is_looked_for():
+    """Half a million of them are a gigabyte, and seconds in which all streams stand still."""
+    with pytest.raises(ConfigError) as caught:
+        parse_keys(b'{"keys": [' + b",".join([b"0"] * 1000) + b"]}")
+    assert caught.value.message.count("Input should be") == 1
 
 
 @pytest.mark.usefixtures("quick")
@@ -229,7 +265,7 @@ async def test_a_pipe_in_place_of_the_file_holds_nobody_up(tmp_path, caplog):
         finally:  # lets a reader go that waits
             os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
         path.unlink()
-        path.write_bytes(file_of(entry("b", key=second)))
+        put(path, file_of(entry("b", key=second)))
         await until(lambda: ring.find(second))
 
     await followed(path, changes)
