@@ -9,7 +9,14 @@ from unittest.mock import Mock, create_autospec
 
 import pytest
 
-from disagg.routing.looks import FIRSTS_MAX, LOOK_MS, LOOKS_MAX, LOOKS_PER_S, Looks
+from disagg.routing.looks import (
+    FIRSTS_MAX,
+    LOOK_MS,
+    LOOKS_MAX,
+    LOOKS_PER_S,
+    SWEEPS_PER_S,
+    Looks,
+)
 from disagg.routing.planner import Planner
 from tests.unit.routing.builders import STATS, Router, request, worker
 from tests.unit.routing.test_admission import Fleet
@@ -221,3 +228,11 @@ def test_who_comes_or_goes_behind_others_is_no_news(plans: Mock) -> None:
     assert looks._has_news, "control: another one is first"
     fleet.ask("new", tenant="another")
     assert "more0" in looks._looks
+
+
+def test_without_news_it_is_seen_only_so_often_whether_somebody_is_due() -> None:
+    """As often as workers report, to whom nothing has come."""
+    looks = Looks()
+    seen = [now_ms for now_ms in range(1, 3001) if looks.wanted(now_ms)]
+    assert len(seen) <= LOOKS_MAX + 3 * SWEEPS_PER_S
+    assert len([now_ms for now_ms in seen if now_ms > 2000]) == SWEEPS_PER_S, "it goes on"
