@@ -151,11 +151,6 @@ class FairQueue(Generic[_Item]):
         tenant = self._tenants.get(name)
         return len(tenant.items) if tenant is not None else 0
 
-    def virtual(self, name: str) -> float:
-        """The virtual time at which a tenant stands."""
-        tenant = self._tenants.get(name)
-        return self._virtual if tenant is None else tenant.virtual
-
     def push(
         self, name: str, key: str, item: _Item, priority: int = 0, kind: object = None
     ) -> bool:

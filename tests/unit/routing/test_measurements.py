@@ -54,6 +54,17 @@ def test_the_four_parts_are_the_time_to_the_first_token(
     assert first.prefill_role == "prefill"
 
 
+def test_the_time_until_a_request_comes_is_no_queue() -> None:
+    router = Router(P, D)
+    router.now_ms = 40
+    router.generate(request())
+    submit = next(submit for who, submit in router.submits if who == "p")
+    router.core.from_worker(100, P.incarnation, report(submit, 20, 5, 10))
+    router.now_ms = 140
+    router.tokens(P, submit, 10, 1)
+    assert parts(first_token(router)) == (20, 10, 5, 65)
+
+
 def test_a_worker_that_measures_nothing_leaves_all_to_the_router() -> None:
     router, submit = started()
     router.core.from_worker(60, P.incarnation, PrefillReport(submit.key, 10, 4, 6))

@@ -295,6 +295,7 @@ def test_a_read_that_waited_for_the_prefill_says_nothing_of_the_link() -> None:
         speeds.report(plan, transfer(10_000, 1, exposed_ms=5))
         speeds.report(plan, transfer(0, 0))
         speeds.report(plan, transfer(10_000, 1, failed="lease_dead"))
+    assert not speeds._links._links
     assert speeds.link_cost(P.incarnation, D.incarnation) is None
     for _ in range(5):
         speeds.report(plan, transfer(10_000, 1, kind=TransferKind.PREFIX, exposed_ms=5))

@@ -313,6 +313,7 @@ def test_a_name_is_there_once() -> None:
     [
         (None, "no array"),
         ([0.0], "no array"),
+        ([0.0, 1, 0], "no array"),
         ([0.0, [["BlockStored", [1]]], 0], "vLLM before 0.32"),
         ([0.0, [{"type": "BlockStored", "block_hashes": [1], "block_size": 4}], 0], "token_ids"),
         ({"block_hashes": [1.5]}, "block_hashes"),

@@ -1,8 +1,9 @@
-"""What the index keeps beside what somebody holds is bounded."""
+"""What a router keeps of what has gone is bounded."""
 
 from disagg.routing import positions
 from disagg.routing.chain import OFFSET_BITS, VALUE_BYTES, Chain
 from disagg.routing.positions import PositionTable
+from tests.unit.routing.measured_fleet import D, P, fleet
 from tests.unit.routing.test_index_removals import block_value
 
 
@@ -26,3 +27,14 @@ def test_values_told_a_few_at_a_time_do_not_wait_for_ever() -> None:
         chains[1].append(bytearray(value))
         assert len(table._coming) < positions._WAITING_MAX
     assert table.find(block_value(5)) == 1 << OFFSET_BITS | 5
+
+
+def test_nothing_is_kept_that_was_measured_of_a_worker_which_has_left() -> None:
+    """Each life of a worker is another one, and none comes again."""
+    router = fleet(P, D)
+    speeds = router.core._fleet.speeds
+    assert set(speeds._workers) == {P.incarnation, D.incarnation}
+    assert set(speeds._links._links) == {(P.incarnation, D.incarnation)}
+    router.lost(D)
+    assert set(speeds._workers) == {P.incarnation}
+    assert not speeds._links._links
