@@ -151,6 +151,10 @@ class KVEventSubscriber:
 
     async def _read(self, socket: zmq.asyncio.Socket, ask: Ask) -> None:
         while True:
+            # What waited for a replay would be taken in at its end without a pause: seconds of work
+            # in the event loop. So it waits in the socket, and at the server.
+            while self._cache.is_asking and self._replay and not self._replay.done():
+                await asyncio.wait({self._replay}, timeout=TICK_S)
             frames = await socket.recv_multipart()
             began_s = asyncio.get_running_loop().time()
             _, number, payload = self._frames(frames)

@@ -65,7 +65,12 @@ class EventOrder(Generic[T]):
     @property
     def is_complete(self) -> bool:
         """Nothing is known to be missing."""
-        return self._is_connected and self._asked_from is None
+        return self._is_connected and not self.is_asking
+
+    @property
+    def is_asking(self) -> bool:
+        """A replay is under way: what comes unasked waits for its end."""
+        return self._asked_from is not None
 
     def connected(self, now_ms: int) -> list[Step[T]]:
         """The publisher is there: perhaps another life of it, so everything is asked for anew."""

@@ -129,6 +129,11 @@ class FollowedCache:
         self.problem = ""
         self._num_batches = self._num_losses = 0
 
+    @property
+    def is_asking(self) -> bool:
+        """See `EventOrder.is_asking`."""
+        return self._order.is_asking
+
     def connected(self, now_ms: int) -> AskReplay | None:
         """The server publishes to us."""
         return self._do(self._order.connected(now_ms))
