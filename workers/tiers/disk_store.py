@@ -27,7 +27,9 @@ PARTIAL_PREFIX = "partial-"
 PARTIAL_OLD_NS = 600 * 10**9
 """A file that was begun so long ago is nobody's any more: its writer was killed."""
 CLOCKS_APART_NS = 3600 * 10**9
-"""What was used later than this from now was used by a clock that was wrong, and is set back."""
+"""A file last used later than this from now was used by a clock that was wrong: it counts as the
+oldest. By its time it would be the newest for years, and all that is written meanwhile would go
+before it."""
 REMOVED_AT_ONCE = 1000
 """Files under one lock: others want to write meanwhile."""
 SLACK = 16
@@ -247,13 +249,18 @@ class DiskStore:
 
     def _files(self) -> Iterator[_File]:
         """Every file of ours; what others put there is neither counted nor touched."""
-        for folder in os.scandir(self.place):
+        try:
+            folders = list(os.scandir(self.place))
+        except FileNotFoundError:  # removed while we run, with all that was in it
+            return
+        for folder in folders:
             if not is_contract_name(folder.name) or not folder.is_dir(follow_symlinks=False):
                 continue
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 yield from self._files_in(folder.name)
 
     def _files_in(self, contract_name: str) -> Iterator[_File]:
+        ahead_ns = self._clock_ns() + CLOCKS_APART_NS
         for entry in os.scandir(self.folder(contract_name)):
             key = parse_block_name(entry.name)
             if key is None and not entry.name.startswith(PARTIAL_PREFIX):
@@ -264,29 +271,24 @@ class DiskStore:
                 continue
             if not stat.S_ISREG(found.st_mode):
                 continue
-            size, used_ns = found.st_size, found.st_mtime_ns
+            size = found.st_size
+            used_ns = found.st_mtime_ns if found.st_mtime_ns < ahead_ns else 0
             block = key and StoredBlock(contract_name, key, size, used_ns)
             yield _File(entry.path, block or None, size, used_ns)
 
     def _shrink(
         self, bytes_max: int, files_max: int, *, slack: bool = True
     ) -> tuple[int, int, list[StoredBlock]]:
-        """Under the lock: count anew, give up what is too much; returns what is left, and it.
-
-        When files of the future were used nobody knows. As the newest, they would keep all that is
-        written from now on out of a full store, until that time comes.
-        """
-        now_ns = self._clock_ns()
-        future_ns = now_ns + CLOCKS_APART_NS
-        files = sorted(self._files(), key=lambda file: (file.used_ns <= future_ns, file.used_ns))
+        """Under the lock: count anew, give up what is too much; returns what is left, and it."""
+        files = sorted(self._files(), key=lambda file: file.used_ns)
         used_bytes, used_files = sum(file.num_bytes for file in files), len(files)
         over = used_bytes > bytes_max or used_files > files_max
         more = len(files) // SLACK if slack and over else 0
+        old_ns = self._clock_ns() - PARTIAL_OLD_NS
         evicted = []
         for file in files:
             over = used_bytes > bytes_max or used_files > files_max
-            left_behind = not now_ns - PARTIAL_OLD_NS <= file.used_ns <= future_ns
-            if not (over or more > 0 if file.block else left_behind):
+            if not (over or more > 0 if file.block else file.used_ns < old_ns):
                 continue
             try:
                 os.unlink(file.path)

@@ -90,7 +90,7 @@ class DiskTier:
         try:
             if new:
                 stored, lost = self._write_new(new)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             self._counts.mishap("failed", error)
         has = stored.union(had).difference(lost)
         return Written(tuple(key for key, _ in blocks if key in has), tuple(lost))
@@ -144,7 +144,13 @@ class DiskTier:
         self, new: Sequence[tuple[TierKey, memoryview]]
     ) -> tuple[set[TierKey], list[TierKey]]:
         """Write what the store does not have; returns what it has now, and what it gave up."""
-        begun = self._begin(len(new))
+        try:
+            begun = self._begin(len(new))
+        except OSError as error:
+            if error.errno not in _FULL:  # some file systems are full of files before of bytes
+                raise
+            self._counts.mishap("full", error)
+            return set(), self._give_up(len(new))
         if begun is None:
             self._counts.mishap("busy", f"{len(new)} blocks are not written")
             return set(), []
@@ -170,12 +176,16 @@ class DiskTier:
         lost = [key for key in lost if key not in stored]
         if unfilled:
             self._store.discard(unfilled, self._size)
-        if is_full:  # the device has less than the setting says: the next ones need room
-            left = max(0, self._store.num_files() - len(unfilled))
-            gone = self._ours(self._store.shrink(self.capacity_bytes, left) or [])
+        if is_full:
+            gone = self._give_up(len(unfilled))
             stored.difference_update(gone)
             lost += gone
         return stored, lost
+
+    def _give_up(self, num_files: int) -> list[TierKey]:
+        """The device has less than the setting says: make room for the next ones."""
+        left = max(0, self._store.num_files() - num_files)
+        return self._ours(self._store.shrink(self.capacity_bytes, left) or [])
 
     def _ours(self, evicted: Sequence[StoredBlock]) -> list[TierKey]:
         """Count what was given up; returns the keys of this contract among it."""
@@ -186,7 +196,8 @@ class DiskTier:
         bounds = (num_blocks, self._size, self.capacity_bytes, self._files_max)
         try:
             return self._store.begin(self._contract.name, *bounds)
-        except FileNotFoundError:  # the folder was removed while we run
+        except FileNotFoundError:  # the folder, or all of the store, was removed while we run
+            make_folder(self._store.place)
             self._store.add_contract(self._contract.name, self._contract.as_json())
             return self._store.begin(self._contract.name, *bounds)
 

@@ -20,8 +20,8 @@ class SharedCount:
     """Two numbers in a file, to be read and set under its lock.
 
     The lock holds against other processes and other threads, and ends with the process that has it.
-    A file that was deleted is opened anew, and nobody has counted in it: who comes later has no
-    other one.
+    A file that was deleted, or moved away with its directory, is opened anew, and nobody has
+    counted in it: who comes later has no other one.
 
     Args:
         path: of the file.
@@ -33,6 +33,7 @@ class SharedCount:
 
     def __init__(self, path: str, *, create: bool) -> None:
         flags = (os.O_RDWR | os.O_CREAT if create else os.O_RDWR) | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._path = path
         self._open = functools.partial(os.open, path, flags, 0o600)
         self._fd = self._open()
         self._mutex = threading.Lock()
@@ -78,8 +79,9 @@ class SharedCount:
             if error.errno in (errno.EWOULDBLOCK, errno.EINTR):
                 return False
             raise
-        if os.fstat(self._fd).st_nlink:
-            return True
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._fd), os.lstat(self._path)):
+                return True
         opened = self._open()
         os.close(self._fd)
         self._fd = opened

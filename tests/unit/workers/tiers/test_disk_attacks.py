@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import shutil
+import stat
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 
 from disagg.errors import ConfigError
 from disagg.workers.tiers.disk_store import LOCK_FILE, DiskStore
-from disagg.workers.tiers.stored_block import HEADER_BYTES
+from disagg.workers.tiers.stored_block import CONTRACT_FILE, HEADER_BYTES
 from tests.unit.workers.tiers.stored_blocks import (
     CONTRACT,
     FILE_BYTES,
     FOREIGN,
+    Clock,
     disk_tier,
     files_in,
     key_of,
@@ -238,8 +240,53 @@ def test_a_directory_that_is_removed_misses_and_comes_back(tmp_path: Path) -> No
     assert write(tier, [A]) == ([A], [])
     kv.rename(tmp_path / "gone-too")
     assert read(tier, [A]) == [False]
+    tier.clear()  # what is not there is empty: no reset fails by it
+    assert write(tier, [A]) == ([A], [])
+    assert read(tier, [A]) == [True]
+    assert stat.S_IMODE(kv.stat().st_mode) == 0o700
+    (kv / CONTRACT.name / CONTRACT_FILE).unlink()
+    kv.rename(tmp_path / "gone-again")
+    (tmp_path / "kv").touch()  # something else has the name
     assert write(tier, [A]) == ([], [])
     assert tier.counts()["failed"] == 1
+
+
+def test_after_a_move_all_workers_count_in_one_file(tmp_path: Path) -> None:
+    """The lock went along: whoever keeps that one counts for himself what others count too."""
+    kv = tmp_path / "kv"
+    before = disk_tier(kv, blocks_max=2)
+    write(before, [A])
+    kv.rename(tmp_path / "moved")
+    after = disk_tier(kv, blocks_max=2)
+    write(after, [B])
+    write(before, [C])
+    assert DiskStore(str(kv)).num_files() == 2
+    assert write(before, [D])[1] == [B]
+
+
+def test_a_device_without_room_for_a_file_gives_up_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No inodes are left: not one file can be begun."""
+    tier = disk_tier(tmp_path / "kv")
+    write(tier, [A, B, C])
+    full = [True]
+    _fail(monkeypatch, "ftruncate", errno.ENOSPC, lambda: full.pop() if full else False)
+    assert write(tier, [D, E]) == ([], [A, B])
+    assert tier.counts()["full"] == 1
+    assert write(tier, [D, E]) == ([D, E], [])
+    assert read(tier, [A, B, C, D, E]) == [False, False, True, True, True]
+
+
+def test_files_of_the_future_go_first(tmp_path: Path) -> None:
+    """The clock was wrong once: by their times they would be the newest for years."""
+    kv, clock = tmp_path / "kv", Clock()
+    year_ns = 365 * 86_400 * 10**9
+    write(disk_tier(kv, contract=FOREIGN, clock_ns=Clock(clock.now_ns + year_ns)), [A, B])
+    tier = disk_tier(kv, blocks_max=2, clock_ns=clock)
+    assert write(tier, [C]) == ([C], [])
+    assert write(tier, [D]) == ([D], [])
+    assert read(tier, [C, D]) == [True, True]
 
 
 def test_a_reader_keeps_what_is_evicted_under_it(
