@@ -272,7 +272,9 @@ class DiskStore:
             if not stat.S_ISREG(found.st_mode):
                 continue
             size = found.st_size
-            used_ns = found.st_mtime_ns if found.st_mtime_ns < ahead_ns else 0
+            used_ns = found.st_mtime_ns
+            if used_ns > ahead_ns:
+                used_ns -= ahead_ns  # of 1970, in the order in which they were used
             block = key and StoredBlock(contract_name, key, size, used_ns)
             yield _File(entry.path, block or None, size, used_ns)
 

@@ -134,9 +134,9 @@ class Copies:
         """Whether a block is on its way into a tier."""
         return key in self._written.get(tier, ())
 
-    def num_blocks(self, *, writes: bool) -> int:
-        """Blocks that copies of one direction hold."""
-        return sum(len(copy.blocks) for copy in self._copies.values() if copy.writes == writes)
+    def num_blocks(self, tier: int) -> int:
+        """Blocks that are being written to a tier."""
+        return sum(len(c.blocks) for c in self._copies.values() if c.writes and c.tier == tier)
 
     def num_returning(self) -> int:
         """Blocks that become free without anybody's doing: tiers that answer copy them out."""

@@ -44,8 +44,10 @@ class TierWrites:
         self._next_event = kv.events.next_seq
         self._seen = SeenPrompts(SEEN_PER_BLOCK * kv.num_usable_blocks)
         self._blocks_per_copy = limits.blocks_per_tier_copy_max
-        self.blocks_max = max(1, int(limits.tier_write_share_max * kv.num_usable_blocks))
-        """Most blocks that are written at once, unless a single state has more."""
+        num_blocks = int(limits.tier_write_share_max * kv.num_usable_blocks)
+        self.blocks_max = max(1, num_blocks // max(1, len(tiers)))
+        """Most blocks that are written to one tier at once, unless a single state has more. Each
+        has its share: what one holds that stands still is lacking to no other."""
         step_blocks = sum(manager.num_blocks(limits.max_step_tokens) for manager in kv.managers)
         self._num_ahead = min(STEPS_AHEAD * step_blocks, kv.num_usable_blocks)
 
@@ -137,7 +139,7 @@ class TierWrites:
     def _take(self, tier: int) -> KeyedBlocks:
         """The blocks of one copy, out of what is wanted: cached, and not in the tier."""
         wanted, found = self._wanted[tier], list[tuple[TierKey, int]]()
-        room = self.blocks_max - self._copies.num_blocks(writes=True)
+        room = self.blocks_max - self._copies.num_blocks(tier)
         while wanted and len(found) < min(room, self._blocks_per_copy):
             group, value = key = next(iter(wanted))
             manager = self._kv.managers[group]

@@ -306,7 +306,11 @@ async def test_while_a_replay_is_under_way_nothing_piles_up_behind_it() -> None:
     subscriber = KVEventSubscriber(endpoint, cache, lambda: 0, lambda what: None)
     replay, socket = asyncio.Event(), Sent()
     cache.connected(0)
-    subscriber._replay = asyncio.ensure_future(replay.wait())  # type: ignore[assignment]
+
+    async def read_replay() -> None:
+        await replay.wait()
+
+    subscriber._replay = asyncio.create_task(read_replay())
     reading = asyncio.create_task(subscriber._read(socket, lambda ask: None))  # type: ignore[arg-type]
     for _ in range(10):
         await asyncio.sleep(0)

@@ -45,7 +45,7 @@ def until_copied(worker: Worker) -> None:
     copies = control.core.tiers.copies
 
     async def num_blocks() -> int:
-        return copies.num_blocks(writes=True)
+        return sum(map(copies.num_blocks, range(len(control.core.tiers.infos))))
 
     while asyncio.run_coroutine_threadsafe(num_blocks(), loop).result(TIMEOUT_S):
         time.sleep(0.001)  # a state of another thread; the caller of the worker bounds it

@@ -156,6 +156,33 @@ def test_each_tier_has_a_policy_of_its_own() -> None:
     assert len(worker.stores["disk"]) == 10
 
 
+def test_a_tier_that_stands_still_leaves_others_their_share() -> None:
+    worker = TieredWorker(
+        FULL,
+        60,
+        tier("stuck"),
+        tier("disk"),
+        at_once=False,
+        write_share_max=0.2,
+        blocks_per_copy_max=12,
+        max_step_tokens=64,
+    )
+
+    def copy_to_disk() -> None:
+        while found := [copy for copy in worker.copies if copy.tier == "disk"]:
+            worker.copy(found[0])
+
+    for number in range(3):
+        worker.submit(prompt(number, 48))
+        worker.run()
+        copy_to_disk()
+        worker.tick(SLOW_MS + 1)
+        copy_to_disk()
+    assert {copy.tier for copy in worker.copies} == {"stuck"}
+    assert sum(len(copy.blocks) for copy in worker.copies) <= 6, "a half of a fifth"
+    assert len(worker.stores["disk"]) == 36
+
+
 def test_who_lacks_what_is_being_copied_out_waits_and_loses_nothing() -> None:
     worker = TieredWorker(FULL, 12, tier(), at_once=False)
     first, second = prompt(1, 16), prompt(2, 20)
