@@ -57,12 +57,16 @@ class FollowedServers:
             failed: told of bugs in the tasks that do it, already logged.
         """
         # ZeroMQ costs every router memory and time to start; few follow anybody.
-        from disagg.router.kv_event_subscriber import KVEventSubscriber
+        from disagg.router.kv_event_subscriber import KVEventSubscriber, new_context
 
-        async with asyncio.TaskGroup() as tasks:
-            for endpoint, cache in self._parts:
-                subscriber = KVEventSubscriber(endpoint, cache, now_ms, failed)
-                tasks.create_task(subscriber.run(), name=f"KV events of {endpoint.name}")
+        context = new_context()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for endpoint, cache in self._parts:
+                    follows = KVEventSubscriber(endpoint, cache, now_ms, failed).run(context)
+                    tasks.create_task(follows, name=f"KV events of {endpoint.name}")
+        finally:
+            context.destroy(linger=0)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """All metrics, for the registry that calls it."""

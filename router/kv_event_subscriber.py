@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from disagg.router.kv_event_endpoints import KVEventEndpoint
+from disagg.router.kv_event_endpoints import ENDPOINTS_MAX, KVEventEndpoint
 from disagg.routing.followed.event_order import AskReplay
 from disagg.routing.followed.followed_caches import FollowedCache
 
@@ -39,6 +39,8 @@ HEARTBEAT_MS = 2_000
 SILENT_MS = 10_000
 """A server that answers no heartbeat for so long is taken for gone."""
 NUMBER_BYTES = 8
+SOCKETS_EACH = 8
+"""Of a server at most, with those of a connection that is being closed."""
 END_OF_REPLAY = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 Ask: TypeAlias = Callable[[AskReplay | None], None]
 
@@ -70,24 +72,26 @@ class KVEventSubscriber:
         self._is_refusal_told = False
         self._worked_s = 0.0
 
-    async def run(self) -> NoReturn:
+    async def run(self, context: zmq.asyncio.Context) -> NoReturn:
         """Follow until cancelled, through every loss of the connection.
 
         Each connection has sockets of its own: what was queued of the one before would be taken
         for what the server's next life holds.
+
+        Args:
+            context: of `new_context`, shared by all.
         """
         loop, pause_s = asyncio.get_running_loop(), AGAIN_S
         while True:
             began_s = loop.time()
-            with zmq.asyncio.Context() as context:
-                try:
-                    await self._follow(context)
-                except Exception:
-                    logger.exception("following KV events of %s failed", self._endpoint.name)
-                    self._failed("kv_event_subscriber")
-                finally:
-                    self._cache.disconnected()
-                    context.destroy(linger=0)
+            try:
+                with _open(context, zmq.SUB, self._endpoint.address, QUEUED_MAX) as socket:
+                    await self._follow(context, socket)
+            except Exception:
+                logger.exception("following KV events of %s failed", self._endpoint.name)
+                self._failed("kv_event_subscriber")
+            finally:
+                self._cache.disconnected()
             lasted = loop.time() - began_s > AGAIN_MAX_S
             pause_s = AGAIN_S if lasted else min(2 * pause_s, AGAIN_MAX_S)
             await asyncio.sleep(pause_s)
@@ -111,13 +115,24 @@ class KVEventSubscriber:
         pause_s, self._worked_s = self._worked_s, 0.0
         await asyncio.sleep(pause_s)
 
-    async def _follow(self, context: zmq.asyncio.Context) -> None:
+    async def _follow(self, context: zmq.asyncio.Context, socket: zmq.asyncio.Socket) -> None:
         """Follow until the connection ends."""
         self._replay = None
-        socket = _open(context, zmq.SUB, self._endpoint.address, QUEUED_MAX)
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        socket.subscribe(b"")
-        socket.connect(self._endpoint.address)
+        watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        with socket.get_monitor_socket(watched) as monitor:
+            socket.subscribe(b"")
+            socket.connect(self._endpoint.address)
+            try:
+                await self._follow_connected(context, socket, monitor)
+            finally:
+                socket.disable_monitor()
+
+    async def _follow_connected(
+        self,
+        context: zmq.asyncio.Context,
+        socket: zmq.asyncio.Socket,
+        monitor: zmq.asyncio.Socket,
+    ) -> None:
         async with asyncio.TaskGroup() as tasks:
 
             def ask(replay: AskReplay | None) -> None:
@@ -217,6 +232,13 @@ def _unpacked(payload: bytes) -> object:
         return container
 
     return msgpack.unpackb(payload, list_hook=counted, object_hook=counted)
+
+
+def new_context() -> zmq.asyncio.Context:
+    """One for all servers: each has two threads, and files open beside those of its sockets."""
+    context = zmq.asyncio.Context()
+    context.set(zmq.MAX_SOCKETS, SOCKETS_EACH * ENDPOINTS_MAX)
+    return context
 
 
 def _open(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import time
 from typing import Any
 
@@ -253,6 +254,17 @@ async def test_what_is_no_publisher_is_told_once(open_house, monkeypatch, caplog
     told = [one.message for one in caplog.records if "KV events of a" in one.message]
     address = f"tcp://127.0.0.1:{port}"
     assert told == [f"KV events of a: {address} ends connections; is it a publisher?"]
+
+
+async def test_many_servers_share_threads(open_house) -> None:
+    """Each had two, and files open beside its connection: 256 of them took 2,065 files."""
+    before = len(os.listdir("/proc/self/task"))
+    endpoints = tuple(f"s{n}=tcp://127.0.0.1:{n + 1}?replay=tcp://127.0.0.1:1" for n in range(32))
+    house = await open_house(kv_event_endpoints=endpoints)
+    await house.until(lambda: len(os.listdir("/proc/self/task")) > before, "the first connection")
+    for _ in range(100):  # all tasks have begun
+        await asyncio.sleep(0)
+    assert len(os.listdir("/proc/self/task")) - before < len(endpoints)
 
 
 async def test_messages_that_can_never_be_read_are_logged_once_a_minute(
