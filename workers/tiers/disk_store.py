@@ -253,14 +253,14 @@ class DiskStore:
             folders = list(os.scandir(self.place))
         except FileNotFoundError:  # removed while we run, with all that was in it
             return
+        ahead_ns = self._clock_ns() + CLOCKS_APART_NS
         for folder in folders:
             if not is_contract_name(folder.name) or not folder.is_dir(follow_symlinks=False):
                 continue
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                yield from self._files_in(folder.name)
+                yield from self._files_in(folder.name, ahead_ns)
 
-    def _files_in(self, contract_name: str) -> Iterator[_File]:
-        ahead_ns = self._clock_ns() + CLOCKS_APART_NS
+    def _files_in(self, contract_name: str, ahead_ns: int) -> Iterator[_File]:
         for entry in os.scandir(self.folder(contract_name)):
             key = parse_block_name(entry.name)
             if key is None and not entry.name.startswith(PARTIAL_PREFIX):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,8 @@ from tests.unit.workers.tiers.stored_blocks import (
 )
 
 KEYS = [key_of(number) for number in range(6)]
+STORED_NS = time.time_ns()
+"""Around that time the blocks are used; of a time that is to come they would be the oldest."""
 
 
 def cache(*arguments: str, **options: Any) -> tuple[int, str]:
@@ -48,7 +51,7 @@ def cache(*arguments: str, **options: Any) -> tuple[int, str]:
 @pytest.fixture(params=["disk", "object"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store with four blocks of one model and two of another."""
-    clock = Clock()
+    clock = Clock(STORED_NS)
     folder = tmp_path / "kv"
     for contract, keys in ((CONTRACT, KEYS[:4]), (FOREIGN, KEYS[4:])):
         if request.param == "disk":
@@ -78,7 +81,7 @@ def test_list_shows_each_model(place: str) -> None:
     assert ours["oldest_use"] < ours["newest_use"] < theirs["oldest_use"]
     code, text = cache("list", place)
     assert CONTRACT.name[:12] in text
-    assert "2027-01-15" in text
+    assert time.strftime("%Y-%m-%d", time.gmtime(STORED_NS / 1e9)) in text
     assert cache("list", place, "--contract", FOREIGN.name[:5])[1].count("float32") == 1
 
 
