@@ -65,6 +65,12 @@ class Work:
     """Tokens of such a prompt that take as much of the decode worker's cache as the hand-over."""
     slo_tpot_ms: float = 0.0
     """Bound for the time per token of all who have no own one; 0: none."""
+    num_blocks: int = 0
+    """That it takes where it is computed, besides what it finds there."""
+    num_blocks_handed: int = 0
+    """The same where it is decoded, of a hand-over."""
+    block_bytes: int = 0
+    """Of a block where it is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +188,10 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     else:
         late = prefill.num_made_late(0, 0, held_ms, *bounds)
         late += decode.num_made_late(1, work.num_tokens, 0.0, *bounds)
+    memory_ms = _memory_ms(work, prefill, decode)
     return Estimate(
-        queue_ms=queue_ms + slot_ms,
-        drain_ms=slot_ms + prefill.drain_ms,
+        queue_ms=queue_ms + slot_ms + memory_ms,
+        drain_ms=slot_ms + memory_ms + prefill.drain_ms,
         transfer_ms=work.load_ms + pull_ms + (0.0 if local else work.reserve_ms),
         prefill_ms=prefill_ms,
         prefill_alone_ms=prefill.num_steps(num_computed) * prefill.cost.step_ms + held_ms,
@@ -213,6 +220,18 @@ def _left_ms(move: Move, prefill_ms: float) -> float:
     hidden_ms = min(move.link.ms(early), prefill_ms)
     early_left = max(0.0, move.link.ms(early) - hidden_ms)
     return early_left + move.link.ms(move.num_bytes_at_end)
+
+
+def _memory_ms(work: Work, prefill: Place, decode: Place) -> float:
+    """Until there are blocks for it, where it is computed and where it is decoded.
+
+    Where prompts are handed over what lies there waits to be read.
+    """
+    if work.handover is None:
+        return decode.memory_ms(work.num_blocks, work.spread_tokens)
+    missing = prefill.num_blocks_missing(work.num_blocks)
+    read_ms = missing * work.block_bytes / (1 << 20) * work.handover.link.mib_ms
+    return read_ms + decode.memory_ms(work.num_blocks_handed, work.spread_tokens)
 
 
 def _pushed_out_ms(work: Work, prefill: Place, decode: Place) -> float:

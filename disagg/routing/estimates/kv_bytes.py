@@ -34,8 +34,12 @@ def blocks_seen(group: GroupInfo, num_tokens: int, num_held: int = 0) -> int:
 
 def _block_bytes(info: WorkerInfo, number: int) -> int:
     """Bytes of a position of a group's table: of a block, or of a state of several."""
+    return info.contract.block_bytes * _num_blocks(info, number)
+
+
+def _num_blocks(info: WorkerInfo, number: int) -> int:
     forms = info.contract.forms
-    return info.contract.block_bytes * (forms[number].blocks_per_state if forms else 1)
+    return forms[number].blocks_per_state if forms else 1
 
 
 def tokens_of(info: WorkerInfo, num_bytes: int) -> float:
@@ -44,6 +48,14 @@ def tokens_of(info: WorkerInfo, num_bytes: int) -> float:
         return 0.0
     groups = enumerate(info.groups)
     return num_bytes / sum(_block_bytes(info, n) / group.block_tokens for n, group in groups)
+
+
+def num_blocks_of(info: WorkerInfo, num_tokens: int, num_held: int) -> int:
+    """Blocks of a worker's pool that a prompt takes at its end, without the tokens held there."""
+    return sum(
+        blocks_seen(group, num_tokens, num_held) * _num_blocks(info, number)
+        for number, group in enumerate(info.groups)
+    )
 
 
 def handover_bytes(

@@ -121,6 +121,13 @@ class Place:
     """Of those that decode or will: this router's, as far as they are looked at one by one."""
     long_prompts: LongPrompts = NO_LONG_PROMPTS
     """Those among the prompts that will come, in `prompt_share` as well."""
+    num_blocks_used: int = 0
+    """Of its pool, those of leases among them; not those that are only cached."""
+    num_blocks_free: int = 0
+    num_holding: int = 0
+    """Requests and leases that have the used ones."""
+    num_waiting: int = 0
+    """Requests that have nothing yet."""
 
     @cached_property
     def step_ms(self) -> float:
@@ -258,6 +265,28 @@ class Place:
         coming = num_tokens / max(1.0, num_tokens + self.num_queued_tokens)
         queued = min(1.0, self.queued_each / max(1.0, num_tokens))
         return self.num_running + self.num_coming * coming + self.num_queued * queued
+
+    def num_blocks_missing(self, num_blocks: float) -> float:
+        """Blocks that have to be given back first, if a new request takes so many.
+
+        Memory goes by arrival, so those that wait come before it, each with as many as others have.
+        """
+        if not self.num_blocks_used:
+            return 0.0
+        each = self.num_blocks_used / max(1, self.num_holding)
+        return max(0.0, num_blocks + self.num_waiting * each - self.num_blocks_free)
+
+    def memory_ms(self, num_blocks: float, mean_tokens: float) -> float:
+        """Until a new request has so many blocks, if answers that end give them back.
+
+        Args:
+            num_blocks: that it takes.
+            mean_tokens: of an answer.
+        """
+        missing = self.num_blocks_missing(num_blocks)
+        if not missing:
+            return 0.0
+        return missing / self.num_blocks_used * mean_tokens * self.step_ms / self.left_share
 
     def slot_ms(self, num_answer_tokens: int) -> float:
         """Until one of the places is free in which sequences run, if answers are as long as this.

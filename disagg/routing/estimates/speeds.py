@@ -264,6 +264,10 @@ class Speeds:
             sequences_max=worker.info.max_sequences,
             step_tokens_max=step_tokens,
             num_coming=worker.num_coming,
+            num_blocks_used=stats.num_blocks_usable - stats.num_blocks_free,
+            num_blocks_free=stats.num_blocks_free,
+            num_holding=stats.num_running + stats.num_reservations + stats.num_leases,
+            num_waiting=stats.num_waiting + worker.planned_requests,
             prompt_share=self._shares.share(self._now_ms, worker.info, cost),
             long_prompts=self._shares.long_prompts(
                 self._now_ms, worker.info, cost, self.waiting.at(worker.info.incarnation)

@@ -11,7 +11,7 @@ from disagg.messages.registration import WorkerInfo
 from disagg.routing.estimates.arrivals import Newcomers
 from disagg.routing.estimates.considered import Considered
 from disagg.routing.estimates.estimate import Estimate, Move, Work, estimate
-from disagg.routing.estimates.kv_bytes import handover_bytes, pull_bytes, tokens_of
+from disagg.routing.estimates.kv_bytes import handover_bytes, num_blocks_of, pull_bytes, tokens_of
 from disagg.routing.estimates.place import LinkCost, Place
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.policy.protocol import Candidate, Demand, Plan
@@ -96,6 +96,15 @@ class Appraiser:
             newcomers_per_ms=newcomers_per_ms,
             others_free_ms=others_free_ms,
             handed_tokens=tokens_of(plan.decode.info, handover.num_bytes) if handover else 0.0,
+            num_blocks=num_blocks_of(
+                plan.prefill.info, demand.num_tokens, plan.prefill.found_tokens
+            ),
+            num_blocks_handed=num_blocks_of(
+                plan.decode.info, demand.num_tokens, plan.decode.always_visible_tokens
+            )
+            if handover
+            else 0,
+            block_bytes=plan.prefill.info.contract.block_bytes,
         )
         found = estimate(work, prefill, decode)
         return found if found.is_finite else None

@@ -299,6 +299,10 @@ PLACES = st.builds(
     st.floats(0, 1),
     st.lists(ANSWERS, max_size=3).map(tuple),
     st.builds(LongPrompts, st.floats(0, 1), MS),
+    num_blocks_used=COUNT,
+    num_blocks_free=COUNT,
+    num_holding=COUNT,
+    num_waiting=COUNT,
 )
 MOVES = st.builds(lambda late, early, link: Move(late + early, late, link), COUNT, COUNT, LINKS)
 WORKS = st.builds(
@@ -321,6 +325,9 @@ WORKS = st.builds(
     MS,
     MS,
     MS,
+    COUNT,
+    COUNT,
+    COUNT,
 )
 
 
@@ -343,6 +350,8 @@ def worse(work: Work, place: Place) -> list[tuple[Work, Place]]:
         (replace(work, load_ms=work.load_ms + 1), place),
         (work, replace(place, num_queued_tokens=place.num_queued_tokens * 2 + 100)),
         (work, replace(place, num_requests=place.num_requests + 5)),
+        (work, replace(place, num_waiting=place.num_waiting + 1)),
+        (replace(work, num_blocks=work.num_blocks + 9), place),
         (work, replace(place, cost=replace(place.cost, token_ms=place.cost.token_ms + 1))),
         (work, replace(place, cost=replace(place.cost, step_ms=place.cost.step_ms + 1))),
     ]
