@@ -41,6 +41,7 @@ class Appraiser:
         self._speeds = speeds
         self._slo_tpot_ms = slo_tpot_ms
         self._places: dict[Incarnation, Place | None] = {}
+        self._blocks: dict[tuple[Incarnation, int], int] = {}
         self._queues: list[tuple[Incarnation, float]] = []
 
     def think_of_newcomers(self, shortest: Iterable[Candidate]) -> None:
@@ -96,12 +97,8 @@ class Appraiser:
             newcomers_per_ms=newcomers_per_ms,
             others_free_ms=others_free_ms,
             handed_tokens=tokens_of(plan.decode.info, handover.num_bytes) if handover else 0.0,
-            num_blocks=num_blocks_of(
-                plan.prefill.info, demand.num_tokens, plan.prefill.found_tokens
-            ),
-            num_blocks_handed=num_blocks_of(
-                plan.decode.info, demand.num_tokens, plan.decode.always_visible_tokens
-            )
+            num_blocks=self._num_blocks(plan.prefill, plan.prefill.found_tokens),
+            num_blocks_handed=self._num_blocks(plan.decode, plan.decode.always_visible_tokens)
             if handover
             else 0,
             block_bytes=plan.prefill.info.contract.block_bytes,
@@ -136,6 +133,13 @@ class Appraiser:
             return 0.0
         others = (ms for who, ms in self._queues if who != prefill.incarnation)
         return min(others, default=inf)
+
+    def _num_blocks(self, where: Candidate, num_held: int) -> int:
+        """Of the prompt, beside those of the tokens that it holds."""
+        key = where.incarnation, num_held
+        if key not in self._blocks:
+            self._blocks[key] = num_blocks_of(where.info, self._demand.num_tokens, num_held)
+        return self._blocks[key]
 
     def _pull(self, owner: Candidate, reader: Candidate, num_tokens: int) -> Move | None:
         num_bytes = pull_bytes(reader.info, num_tokens, reader.usable_tokens)
