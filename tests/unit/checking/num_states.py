@@ -82,7 +82,7 @@ NUM_STATES = {
     "mutual-roomy": 9_602,
     "mutual-preempt": 17_225,
     "mutual-older": 29_376,
-    "mutual-older-more": 1_350_868,
+    "mutual-older-more": 1_495_721,
     "mutual-three": 275_860,
     "mutual-three-at-once": 23_218,
     "mutual-queue": 19_669,
