@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Annotated
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    FailFast,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
 from disagg.errors import ConfigError
 from disagg.router.callers import ANYBODY, SCOPES, Caller, UnauthenticatedError

@@ -179,7 +179,7 @@ def watch_load(settings: Settings) -> LoadWatch | None:
     host = reachable_host(router.admin_host)
     own = [f"http://{host}:{router.admin_port + number}" for number in range(router.processes)]
     urls = list(autoscale.router_urls) or own
-    read_key(autoscale.api_key_file)
+    read_key(autoscale.api_key_file)  # one that cannot be read is an error at the start
     return LoadWatch(options, urls, autoscale.api_key_file)
 
 

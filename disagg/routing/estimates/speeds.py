@@ -247,7 +247,7 @@ class Speeds:
         cost, stats = self.step_cost(worker), worker.stats
         if cost is None or stats is None:
             return None
-        tokens, _ = worker.prefill_queue
+        tokens, num_waiting = worker.prefill_queue
         known = self._workers.get(worker.info.incarnation)
         context, step_tokens = 0.0, 0
         if known is not None:
@@ -267,7 +267,7 @@ class Speeds:
             num_blocks_used=stats.num_blocks_usable - stats.num_blocks_free,
             num_blocks_free=stats.num_blocks_free,
             num_holding=stats.num_running + stats.num_reservations + stats.num_leases,
-            num_waiting=stats.num_waiting + worker.planned_requests,
+            num_waiting=num_waiting,
             prompt_share=self._shares.share(self._now_ms, worker.info, cost),
             long_prompts=self._shares.long_prompts(
                 self._now_ms, worker.info, cost, self.waiting.at(worker.info.incarnation)
