@@ -1,4 +1,4 @@
-"""Exposed transfer time: ``python -m benchmarks.exposed_time [--quick]``.
+"""Exposed transfer time: ``python -m benchmarks.exposed_time [--quick] [--device cuda]``.
 
 From the end of the prefill's last step to the begin of the first decode step at the other worker,
 for prompts of 1k to 64k tokens, with the production objects and real NIXL between two processes.
@@ -13,6 +13,7 @@ exit code is 1 if a target is missed.
 import argparse
 import sys
 
+from benchmarks.transfer.__main__ import TRANSPORTS
 from benchmarks.transfer.figures import MS, figure
 from benchmarks.transfer.pair import Pair, Pull
 from benchmarks.transfer.plan import NodePlan
@@ -26,21 +27,27 @@ TOKENS_PER_S = 16_000
 """Of the prefill: a chunk takes 32 ms."""
 FLAT_TARGET = 0.5
 """Exposed time of the shortest prompt through that of the longest."""
-TRANSPORTS = {"shm": "", "tcp": "tcp"}
 
 
-def measure(transport: str, lengths: tuple[int, ...], num_samples: int) -> bool:
+def measure(
+    transport: str, tls: str, lengths: tuple[int, ...], num_samples: int, device: str
+) -> bool:
     """All lengths over one transport; whether the target was reached."""
     layout = SHAPE.layout()
     layers = tuple(SHAPE.spec(layer) for layer in range(SHAPE.num_layers))
     # A prompt in every group, as the owner keeps what left a window until it is evicted.
     blocks = max(lengths) // 16 + len(layout.groups) * (1_024 + 2 * CHUNK_TOKENS) // 16 + 64
     plan = NodePlan(
-        "", layers, blocks, max_step_tokens=CHUNK_TOKENS, tokens_per_s=float(TOKENS_PER_S)
+        "",
+        layers,
+        blocks,
+        max_step_tokens=CHUNK_TOKENS,
+        tokens_per_s=float(TOKENS_PER_S),
+        device=device,
     )
     ours: dict[int, list[Pull]] = {length: [] for length in lengths}
     peer: dict[int, list[Pull]] = {length: [] for length in lengths}
-    with Pair(plan, TRANSPORTS[transport]) as pair:
+    with Pair(plan, tls) as pair:
         for number in range(num_samples + 1):
             for length in lengths if number else lengths[:1]:
                 print(f"{length} tokens over {transport}", file=sys.stderr, flush=True)
@@ -93,10 +100,12 @@ def main() -> int:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="up to 8k tokens, < 1 minute")
-    quick = parser.parse_args().quick
+    parser.add_argument("--device", choices=sorted(TRANSPORTS), default="cpu", help="of the pools")
+    given = parser.parse_args()
+    lengths, num_samples = (QUICK_LENGTHS, 3) if given.quick else (LENGTHS, 5)
     reached = True
-    for transport in TRANSPORTS:
-        reached &= measure(transport, QUICK_LENGTHS if quick else LENGTHS, 3 if quick else 5)
+    for transport, tls in TRANSPORTS[given.device].items():
+        reached &= measure(transport, tls, lengths, num_samples, given.device)
     return 0 if reached else 1
 
 

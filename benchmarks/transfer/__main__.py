@@ -1,7 +1,7 @@
-"""KV transfer between two processes: ``python -m benchmarks.transfer [--quick]``.
+"""KV transfer between two processes: ``python -m benchmarks.transfer [--quick] [--device cuda]``.
 
 Pulls of 1 MiB to 1 GiB by the production path (offers, READs, commit), beside raw NIXL READs of the
-same bytes, copying and TCP; what a pull costs the engine's steps; CPU time per pulled block. All
+same bytes, memcpy and TCP; what a pull costs the engine's steps; CPU time per pulled block. All
 sides in one run, sampled in turn; a JSON line per figure, ratio above 1 is better than the peer.
 The exit code is 1 if a target is missed. Nothing is left behind.
 """
@@ -28,7 +28,11 @@ SIZES = {1: 15, 4: 15, 16: 15, 64: 15, 256: 9, 1024: 5}
 """MiB pulled, and samples."""
 QUICK_SIZES = {1: 3, 16: 5, 64: 3}
 TARGET, TARGET_FROM_MIB = 0.9, 16
-TRANSPORTS = {"shm": "", "tcp": "tcp"}
+TRANSPORTS = {
+    "cpu": {"shm": "", "tcp": "tcp"},
+    "cuda": {"cuda_ipc": "", "tcp by way of the host": "tcp,cuda_copy"},
+}
+"""By device, what is measured and the value of UCX_TLS for it."""
 
 
 def say(text: str) -> None:
@@ -37,25 +41,27 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def peers(pair: Pair) -> Iterator[None]:
-    """Connect the raw agents and the socket of the two nodes."""
+def peers(pair: Pair, on_gpu: bool) -> Iterator[None]:
+    """Connect the raw agents of the two nodes, and a socket where their pools are on the host."""
     info = pair.extra(pair.owner, RawOwner, "info")
     pair.extra(pair.reader, RawReader, "connect", info=info)
-    port = pair.extra(pair.owner, SocketOwner, "port")
-    pair.extra(pair.reader, SocketReader, "connect", port=port)
+    if not on_gpu:
+        port = pair.extra(pair.owner, SocketOwner, "port")
+        pair.extra(pair.reader, SocketReader, "connect", port=port)
     yield
 
 
-def measure_pulls(transport: str, sizes: dict[int, int]) -> bool:
+def measure_pulls(transport: str, tls: str, sizes: dict[int, int], device: str) -> bool:
     """All sizes over one transport; whether the targets were reached."""
-    reached = True
+    reached, on_gpu = True, device == "cuda"
     blocks = max(sizes) * MIB // BLOCK_BYTES + 64
-    with Pair(NodePlan("", LAYERS, blocks), TRANSPORTS[transport]) as pair, peers(pair):
+    plan = NodePlan("", LAYERS, blocks, device=device)
+    with Pair(plan, tls) as pair, peers(pair, on_gpu):
         for mib, num_samples in sizes.items():
             say(f"pull {mib} MiB over {transport}")
             pulls: list[Pull] = []
             raw: dict[str, list[float]] = {shape: [] for shape in SHAPES}
-            plain: dict[str, list[float]] = {"memcpy": [], "TCP socket": []}
+            plain: dict[str, list[float]] = {"memcpy": []} | ({} if on_gpu else {"TCP socket": []})
             for number in range(num_samples + 1):
                 pull = pair.pull(mib * MIB // BLOCK_BYTES * 16, check=number == 0)
                 size = {"num_bytes": mib * MIB}
@@ -64,9 +70,10 @@ def measure_pulls(transport: str, sizes: dict[int, int]) -> bool:
                     for shape in SHAPES
                 }
                 others = {
-                    "memcpy": pair.extra(pair.reader, RawReader, "memcpy_s", **size),
-                    "TCP socket": pair.extra(pair.reader, SocketReader, "read_s", **size),
+                    "memcpy": pair.extra(pair.reader, RawReader, "copy_s", **size),
                 }
+                if not on_gpu:
+                    others["TCP socket"] = pair.extra(pair.reader, SocketReader, "read_s", **size)
                 if number:  # the first warms up, and its bytes were compared
                     pulls.append(pull)
                     for kept, new in ((raw, reads), (plain, others)):
@@ -136,12 +143,16 @@ def main() -> int:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, few samples, < 1 minute")
-    quick = parser.parse_args().quick
+    parser.add_argument("--device", choices=sorted(TRANSPORTS), default="cpu", help="of the pools")
+    given = parser.parse_args()
+    quick, device = given.quick, given.device
     reached = True
-    for transport in TRANSPORTS:
-        reached &= measure_pulls(transport, QUICK_SIZES if quick else SIZES)
+    for transport, tls in TRANSPORTS[device].items():
+        reached &= measure_pulls(transport, tls, QUICK_SIZES if quick else SIZES, device)
     say("engine steps while pulling")
-    reached &= measure_load(rounds=1 if quick else 9, seconds=1.0 if quick else 2.0)
+    reached &= measure_load(1 if quick else 9, 1.0 if quick else 2.0, device)
+    if device == "cuda":  # bookkeeping does not see where a pool is
+        return 0 if reached else 1
     say("control cost per block")
     pool_sizes = [10_000, 100_000] if quick else [10_000, 100_000, 1_000_000]
     reached &= measure_tables(pool_sizes, 5 if quick else 15)

@@ -20,14 +20,20 @@ class PacedEngine:
     """Writes each block of a step with its own number, then sleeps until the time is up."""
 
     def __init__(
-        self, layout: KVCacheLayout, num_blocks: int, *, tokens_per_s: float, writes: bool
+        self,
+        layout: KVCacheLayout,
+        num_blocks: int,
+        *,
+        tokens_per_s: float,
+        writes: bool,
+        device: str = "cpu",
     ) -> None:
         self.layout = layout
         spec = layout.groups[0].spec
         assert isinstance(spec, FullAttentionSpec | SlidingWindowSpec)
         dtype = {2: torch.bfloat16, 4: torch.float32}[spec.dtype_bytes]
-        cpu = torch.device("cpu")
-        self.pool = PagedPool(layout, num_blocks=num_blocks, dtype=dtype, device=cpu).tensor
+        where = torch.device(device)
+        self.pool = PagedPool(layout, num_blocks=num_blocks, dtype=dtype, device=where).tensor
         self._tokens_per_s = tokens_per_s
         self._writes = writes
         self._tables = BlockTables(len(layout.groups), num_blocks)
@@ -44,6 +50,8 @@ class PacedEngine:
             num_tokens += len(part.token_ids)
             if self._writes:
                 self._write(part)
+        if self.pool.is_cuda:
+            torch.cuda.synchronize()  # a step that has ended has written, as with real engines
         if self._tokens_per_s:
             rest_s = begin_s + num_tokens / self._tokens_per_s - time.monotonic()
             time.sleep(max(0.0, rest_s))

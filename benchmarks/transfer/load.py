@@ -62,9 +62,10 @@ def make_checkpoint(path: Path) -> None:
 class PlainCopies:
     """A thread that copies at a given rate."""
 
-    def __init__(self, _node: Node) -> None:
-        self._from = torch.full((PULL_BYTES,), 1, dtype=torch.int8)
-        self._to = torch.full((PULL_BYTES,), 2, dtype=torch.int8)
+    def __init__(self, node: Node) -> None:
+        device = node.pool.device
+        self._from = torch.full((PULL_BYTES,), 1, dtype=torch.int8, device=device)
+        self._to = torch.full((PULL_BYTES,), 2, dtype=torch.int8, device=device)
 
     def run(self, times: int, seconds: float) -> None:
         """Copy ``PULL_BYTES`` so many times, spread evenly; returns when the time is over."""
@@ -82,20 +83,20 @@ class PlainCopies:
         time.sleep(max(0.0, begin_s + seconds - time.monotonic()))
 
 
-def measure(rounds: int, seconds: float) -> bool:
+def measure(rounds: int, seconds: float, device: str) -> bool:
     """Print step times and rates; whether the target was reached."""
     spec = FullAttentionSpec(16, KV_HEADS, HEAD_SIZE, 4)
     blocks = 16 * PULL_BYTES // BLOCK_BYTES
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(Path(folder))
-        plan = NodePlan("", (spec,) * LAYERS, blocks, writes=False)
+        plan = NodePlan("", (spec,) * LAYERS, blocks, writes=False, device=device)
         with Pair(plan, model_dir=folder) as pair:
             info = pair.extra(pair.owner, RawOwner, "info")
             pair.extra(pair.reader, RawReader, "connect", info=info)
-            return _rounds(pair, rounds, seconds)
+            return _rounds(pair, rounds, seconds, device)
 
 
-def _rounds(pair: Pair, rounds: int, seconds: float) -> bool:
+def _rounds(pair: Pair, rounds: int, seconds: float, device: str) -> bool:
     tokens = PULL_BYTES // BLOCK_BYTES * 16
     found: dict[str, list[tuple[float, float]]] = {case: [] for case in CASES}
     num_pulls: list[int] = []
@@ -122,7 +123,8 @@ def _rounds(pair: Pair, rounds: int, seconds: float) -> bool:
                 found[case].append(_medians(steps))
     rate = sum(num_pulls) * PULL_BYTES / MIB / seconds / len(num_pulls)
     note = (
-        f"real engine, random Qwen3 of {LAYERS} layers, {NUM_DECODES} sequences decode, 1 thread; "
+        f"real engine on {device}, random Qwen3 of {LAYERS} layers, {NUM_DECODES} sequences "
+        "decode, 1 thread; "
         f"{rate:.0f} MiB/s pulled in {PULL_BYTES // MIB} MiB pulls, copied by a plain thread; "
         f"medians of {seconds:g} s"
     )

@@ -78,7 +78,7 @@ class Node:
         if plan.model_dir:
             from disagg.workers.engines.native.native_engine import NativeEngine
 
-            real = NativeEngine(plan.model_dir, num_blocks=plan.num_blocks)
+            real = NativeEngine(plan.model_dir, num_blocks=plan.num_blocks, device=plan.device)
             self.layout, self.pool = real.layout, real.pool.tensor
             self.engine = MarkedEngine(self.mark, real)
         else:
@@ -88,6 +88,7 @@ class Node:
                 plan.num_blocks,
                 tokens_per_s=plan.tokens_per_s,
                 writes=plan.writes,
+                device=plan.device,
             )
             self.pool = paced.pool
             self.engine = MarkedEngine(self.mark, paced)

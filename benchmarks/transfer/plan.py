@@ -28,6 +28,7 @@ class NodePlan:
         handle_bytes_max: as `WorkerOptions.read_handle_bytes_max`.
         checksums: as `WorkerOptions.checksums`.
         model_dir: checkpoint of a real engine, whose layers replace ``layers``; "" for none.
+        device: of the pool, ``cpu`` or ``cuda``.
     """
 
     name: str
@@ -39,6 +40,7 @@ class NodePlan:
     handle_bytes_max: int = HANDLE_BYTES_MAX
     checksums: bool = False
     model_dir: str = ""
+    device: str = "cpu"
 
     def limits(
         self, layout: KVCacheLayout, max_model_tokens: int, max_step_tokens: int

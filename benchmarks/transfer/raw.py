@@ -75,18 +75,20 @@ class RawReader:
                 raise TimeoutError(f"a raw READ of {num_bytes} bytes")
         return time.perf_counter() - begin_s
 
-    def memcpy_s(self, num_bytes: int) -> float:
-        """Time of copying as much within this process, by one thread."""
+    def copy_s(self, num_bytes: int) -> float:
+        """Time of copying as much within this process, by one thread or by the GPU."""
         flat = self._pool.view(-1)
         if not hasattr(self, "_copy"):
             self._copy = torch.full_like(flat, 1)
         begin_s = time.perf_counter()
         flat[:num_bytes].copy_(self._copy[:num_bytes])
+        if flat.is_cuda:
+            torch.cuda.synchronize()
         return time.perf_counter() - begin_s
 
     def _prepare(self, name: str, address: int, each: int, num_bytes: int) -> object:
         rows = np.array([[address, each, 0, each, num_bytes // each]], dtype=np.uint64)
-        return self._agent.prep_xfer_dlist(name, rows, "DRAM")
+        return self._agent.prep_xfer_dlist(name, rows, region_of(self._pool).memory_kind)
 
 
 def bytes_of(node: Node) -> memoryview:

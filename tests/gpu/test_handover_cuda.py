@@ -26,7 +26,17 @@ TOLERANCE = 1e-3
 @pytest.mark.parametrize(("num_ranks", "places"), LAYOUTS)
 @pytest.mark.parametrize(
     ("family", "checksums"),
-    [("gemma3", False), ("mistral", False), ("qwen3", False), ("gemma3", True)],
+    [
+        ("gemma3", False),
+        ("mistral", False),
+        ("qwen3", False),
+        ("gpt_oss", False),
+        ("llama4", False),
+        ("deepseek_v3", False),
+        ("nemotron_h", False),
+        ("qwen3_next", False),
+        ("gemma3", True),
+    ],
 )
 def test_a_handed_over_request_equals_one_process(
     family: str, checksums: bool, num_ranks: int, places: Mapping[str, Place], tmp_path: Path
