@@ -3,6 +3,8 @@
 NIXL reports failures as exceptions of many classes; here each is a `RemoteFault`.
 """
 
+import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,10 @@ from disagg.errors import RemoteFault
 from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.part_reads import Bytes
 from disagg.workers.pool_region import PoolRegion
+
+if "NIXL_LOG_LEVEL" not in os.environ:
+    # It writes lines of its own on standard output, two for every agent that has started well.
+    logging.getLogger("nixl").setLevel(logging.WARNING)
 
 BlockIds = npt.NDArray[np.signedinteger[Any]]
 ReadHandle = NewType("ReadHandle", object)
@@ -46,6 +52,10 @@ def _failures_as_remote_fault(what: str) -> Iterator[None]:
 
 CHECK_POLLS = 5_000
 """A millisecond apart; polls and not time, as the process may have been stopped meanwhile."""
+READ_VARIABLE = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
+"""Whether UCX reads another process's GPU memory itself. Left alone it does so only where GPUs are
+joined by NVLink; elsewhere the owner's CPU sends everything over TCP (0.5 GB/s in place of 248
+between two processes on one H200). Reading stays the reader's own doing either way."""
 PROGRESS_WAIT_US = 100_000
 """Longest sleep of the progress thread; events wake it at once."""
 
@@ -88,6 +98,8 @@ class NixlAgent:
     """
 
     def __init__(self, name: str, pool: PoolRegion) -> None:
+        if pool.memory_kind == "VRAM":  # elsewhere UCX would warn that nothing uses it
+            os.environ.setdefault(READ_VARIABLE, "on")
         with _failures_as_remote_fault("starting NIXL"):
             # Without a progress thread a busy owner stalls its readers by 5-40 ms (tcp).
             config = nixl.nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
