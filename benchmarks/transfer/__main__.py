@@ -61,7 +61,9 @@ def measure_pulls(transport: str, tls: str, sizes: dict[int, int], device: str) 
             say(f"pull {mib} MiB over {transport}")
             pulls: list[Pull] = []
             raw: dict[str, list[float]] = {shape: [] for shape in SHAPES}
-            plain: dict[str, list[float]] = {"memcpy": []} | ({} if on_gpu else {"TCP socket": []})
+            plain: dict[str, list[float]] = {"memcpy": []}
+            if not on_gpu:
+                plain["TCP socket"] = []
             for number in range(num_samples + 1):
                 pull = pair.pull(mib * MIB // BLOCK_BYTES * 16, check=number == 0)
                 size = {"num_bytes": mib * MIB}

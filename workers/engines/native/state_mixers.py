@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import transformers
 from torch.nn import functional
 
 from disagg.errors import ConfigError
@@ -48,6 +49,8 @@ MIXERS: Mapping[str, Callable[[Any], tuple[int, ...] | None]] = {
 }
 """By class: the shape of the recurrent state, None where the convolution has all there is."""
 
+NEEDED = "transformers 5.21 or newer"
+"""Where mixers ask for their states; vLLM's environment may have an older release."""
 CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 _STATE_NAME = re.compile("(conv|recurrent|rnn|ssm|linear)[a-z0-9_]*_(states?|cache)|_indexer$")
 _SCAN = "mamba_selective_scan"
@@ -92,8 +95,11 @@ class StateMixers:
             kind = type(module).__name__
             layer = first_layer + int(getattr(module, "layer_idx", -1))
             if kind not in MIXERS or layer not in left or not _asks_for_state(module):
+                # A known name: a release that hands states over in another way.
+                older = f" as transformers {transformers.__version__} has it; {NEEDED} is needed"
                 raise ConfigError(
-                    f"{kind} keeps a state per request that the engine does not know",
+                    f"{kind} keeps a state per request that the engine does not know"
+                    + (older if kind in MIXERS and not _asks_for_state(module) else ""),
                     param="architectures",
                 )
             left.remove(layer)

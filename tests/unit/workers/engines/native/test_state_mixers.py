@@ -115,6 +115,21 @@ def lfm2() -> torch.nn.Module:
     return model
 
 
+def test_a_release_that_hands_states_over_another_way_is_named() -> None:
+    """Mixers of transformers before 5.21 have the names of those we know, and take their states."""
+
+    class JambaMambaMixer(torch.nn.Module):
+        layer_idx = 0
+
+        def forward(self, cache_params: Any) -> Any:
+            return cache_params.conv_states[self.layer_idx]
+
+    made = layout(40, torch.float32)
+    pool = torch.zeros((8, 40), dtype=torch.int8)
+    with pytest.raises(ConfigError, match=r"JambaMambaMixer .* transformers \S+ .* 5\.21 or newer"):
+        StateMixers(JambaMambaMixer(), made, pool, torch.float32, first_layer=0)
+
+
 def test_layout_and_modules_must_agree() -> None:
     state = LinearStateSpec(4, 32 * 2 * 4)
     assert wrap(lfm2(), plan_layout([state, PAGES, state, state])).calls == {}
