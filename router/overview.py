@@ -110,12 +110,17 @@ def worker_body(view: WorkerView, answer: Answer, now_ms: int, caller: Caller) -
 
 
 def state_of(view: WorkerView) -> str:
-    """``ready``, ``draining``, ``starting`` (it has not said that it takes requests), ``away``."""
+    """``ready``, ``stalled`` (its step takes far too long), ``draining``, ``starting``, ``away``.
+
+    Starting: it has not said that it takes requests.
+    """
     if not view.connected:
         return "away"
     if view.stats is not None and view.stats.draining:
         return "draining"
-    return "ready" if view.ready else "starting"
+    if view.ready:
+        return "stalled" if view.stats is not None and view.stats.stalled else "ready"
+    return "starting"
 
 
 def request_body(record: RequestRecord, caller: Caller) -> dict[str, Any]:

@@ -28,6 +28,7 @@ GAUGES = {
     "num_blocks_quarantined": "KV blocks that a READ which stands still may yet write.",
     "ready": "1 if it takes requests.",
     "draining": "1 while it takes no new work and ends what it has.",
+    "stalled": "1 while its step takes longer than scheduling.step_slow_ms.",
 }
 """Fields of `WorkerStats`."""
 COUNTERS = {

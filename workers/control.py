@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from disagg.messages.identity import Incarnation
@@ -49,8 +50,8 @@ STATS_S = 0.1
 """Changed stats are sent at most so often."""
 ROUTERS_MAX = 16
 """Sessions at a time, unless it is said otherwise."""
-STEP_STUCK_MS = 300_000
-"""So long a step may take, unless it is said otherwise."""
+STEP_SLOW_MS, STEP_STUCK_MS = 10_000, 300_000
+"""When routers hear of a step that takes long, and how long it may; unless it is said otherwise."""
 IDLE_CHECK_S = 1.0
 """Idle for so long, the core checks itself, once: it takes time linear in the pool."""
 
@@ -87,6 +88,7 @@ class Control:
         report_pace_ms: Callable[[], int] = lambda: 0,
         routers_max: int = ROUTERS_MAX,
         step_stuck_ms: int = STEP_STUCK_MS,
+        step_slow_ms: int = STEP_SLOW_MS,
     ) -> None:
         self.core = core
         self._tiers = tiers
@@ -100,7 +102,8 @@ class Control:
         self._trace = trace
         self._pace = StepPace(core.limits.max_step_tokens)
         self._pump_timer: asyncio.TimerHandle | None = None
-        self._step_stuck_ms, self._step_began_ms = step_stuck_ms, 0
+        self._step_slow_ms, self._step_stuck_ms = step_slow_ms, step_stuck_ms
+        self._step_began_ms = 0
         self._sessions = RouterSessions(routers_max)
         self._performer = Performer(
             self._sessions, self._transport, trace, tiers, checksums, self._fail, on_drained
@@ -305,9 +308,16 @@ class Control:
         sums = self._checksums.counts() if self._checksums else {}
         counts = {**self._pace.prefill_speed, **sums}
         stats = worker_stats(self.core, tier_counts, counts, self._pace.step_times)
+        if self._step_ms > self._step_slow_ms:
+            stats = replace(stats, stalled=True)
         loaded = bool(self.core.sequences or self.core.leases.num_live)
         self._sessions.report(self._now_ms(), stats, loaded=loaded, pace_ms=self.report_pace_ms())
         return []
+
+    @property
+    def _step_ms(self) -> int:
+        """For how long the step that is computed has been; 0 without one."""
+        return self._now_ms() - self._step_began_ms if self.core.batcher.num_in_flight else 0
 
     async def _tick_forever(self) -> None:
         while True:
@@ -317,10 +327,11 @@ class Control:
             if self._transport.failure:
                 # A worker that cannot transfer must not look healthy.
                 self._fail(f"transport: {self._transport.failure}")
-            stuck_ms = self._now_ms() - self._step_began_ms
-            if self.core.batcher.num_in_flight and stuck_ms > self._step_stuck_ms:
+            if self._step_ms > self._step_stuck_ms:
                 # It beats and takes requests as ever, of which none would end.
-                self._fail(f"a step has not ended for {stuck_ms} ms (scheduling.step_stuck_ms)")
+                self._fail(
+                    f"a step has not ended for {self._step_ms} ms (scheduling.step_stuck_ms)"
+                )
             if self._check_due_s is not None and time.monotonic() > self._check_due_s:
                 self._check_due_s = None
                 self._guard(self._check)

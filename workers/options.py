@@ -83,6 +83,8 @@ class WorkerOptions:
     max_step_tokens: int = 512
     max_sequences: int = 64
     max_waiting: int = 1024
+    step_slow_ms: int = 10_000
+    """A step that takes longer is told to the routers."""
     step_stuck_ms: int = 300_000
     """A step that takes longer ends the worker."""
     num_speculative_tokens: int = 0

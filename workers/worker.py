@@ -194,6 +194,7 @@ class Worker:
             report_pace_ms=lambda: self._answers.stats_ms,
             routers_max=options.routers_max,
             step_stuck_ms=options.step_stuck_ms,
+            step_slow_ms=options.step_slow_ms,
         )
         server = self._connections.server(CHANNEL_OPTIONS, files_left(0))
         port = self._listen(server)

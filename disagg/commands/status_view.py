@@ -15,7 +15,13 @@ from disagg.router.openapi.overview_answer import Overview
 
 PATH = "/v1/disagg/status"
 MAP_CELLS = 32
-STATE_STYLES = {"ready": "green", "draining": "yellow", "starting": "yellow", "away": "red"}
+STATE_STYLES = {
+    "ready": "green",
+    "stalled": "red",
+    "draining": "yellow",
+    "starting": "yellow",
+    "away": "red",
+}
 KINDS = {"full_attention": "full", "sliding_window": "window", "chunked_local": "chunk"}
 
 Body = dict[str, Any]

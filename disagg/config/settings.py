@@ -178,6 +178,9 @@ class SchedulingSettings(Section):
     """Sequences running at once."""
     max_waiting: Positive = 1024
     """Sequences waiting; more are refused."""
+    step_slow_ms: Milliseconds = 10_000
+    """While a step takes longer, routers give new requests to other workers, if there are any: it
+    may be one that never ends."""
     step_stuck_ms: Milliseconds = 300_000
     """A step that has not ended for so long never will: the worker's process ends, and its requests
     go on elsewhere. It must be above the longest step of a slow machine."""

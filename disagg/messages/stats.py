@@ -60,3 +60,5 @@ class WorkerStats:
     """That the queued tokens are of, begun ones included; None from earlier releases."""
     num_decoding: int | None = None
     """Of the running ones, that are given token after token here; None from earlier releases."""
+    stalled: bool = False
+    """Its step takes longer than ``scheduling.step_slow_ms``; it may not end any more."""

@@ -163,7 +163,7 @@ class Planner:
         candidates = self._candidates(request, revision, ready)
         if not candidates.can_decode:
             raise self._nobody_can(request, revision)
-        return candidates
+        return candidates.sparing(self._fleet.roster.stalled)
 
     @contextmanager
     def _this_one_alone(self, request: RoutedRequest) -> Iterator[None]:
@@ -227,6 +227,7 @@ class Planner:
         readers = candidates.can_decode & candidates.handing_over(num_tokens)
         readers &= candidates.partners(owner, demand) & ~owner_bit
         readers &= ~candidates.of(exclusions.workers | exclusions.decode | {gone})
+        readers &= ~self._fleet.roster.stalled
         decodes = readers & candidates.with_role("decode")
         # A prompt is computed again where its lease is rather than moved to a prefill worker.
         readers = decodes or (readers if moves else 0)

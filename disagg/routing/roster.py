@@ -28,6 +28,7 @@ class Roster:
     Attributes:
         bits: of the workers; indexes give and take them.
         ready: workers that take requests.
+        stalled: workers whose step may never end.
         idle: workers that have no prompt to compute.
         prefill_queues: by `Worker.prefill_queue`.
         decode_loads: by `Worker.decode_load`, then the most free blocks.
@@ -38,6 +39,7 @@ class Roster:
     def __init__(self) -> None:
         self.bits = WorkerBits()
         self.ready = 0
+        self.stalled = 0
         self.idle = 0
         self.prefill_queues = Ranking[tuple[int, int]]()
         self.decode_loads = Ranking[tuple[int, int]]()
@@ -72,6 +74,7 @@ class Roster:
         """It has another load, or is ready or no more."""
         bit = self.bits.of_one(worker.info.incarnation)
         self.ready = self.ready | bit if worker.ready else self.ready & ~bit
+        self.stalled = self.stalled | bit if worker.stalled else self.stalled & ~bit
         num_tokens, _ = queue = worker.prefill_queue
         self.idle = self.idle & ~bit if num_tokens else self.idle | bit
         self.prefill_queues.put(bit, queue)
@@ -91,6 +94,7 @@ class Roster:
         for sizes in (self.model_tokens, self.handover_tokens):
             sizes.remove(bit)
         self.ready &= ~bit
+        self.stalled &= ~bit
         self.idle &= ~bit
 
     def worker(self, bit: int) -> Worker:

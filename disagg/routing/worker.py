@@ -70,6 +70,11 @@ class Worker:
         return self.connected and self.stats is not None and self.stats.ready
 
     @property
+    def stalled(self) -> bool:
+        """Its step took far too long by its last stats."""
+        return self.stats is not None and self.stats.stalled
+
+    @property
     def prefill_queue(self) -> tuple[int, int]:
         """Tokens to prefill, then requests, before a new one.
 

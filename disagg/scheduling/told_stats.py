@@ -46,4 +46,6 @@ class ToldStats:
 
 def _is_urgent(told: WorkerStats | None, stats: WorkerStats) -> bool:
     """Whether a router has to know now: it is waiting for stats, or may plan what is refused."""
-    return told is None or (told.ready, told.draining) != (stats.ready, stats.draining)
+    if told is None:
+        return True
+    return (told.ready, told.draining, told.stalled) != (stats.ready, stats.draining, stats.stalled)

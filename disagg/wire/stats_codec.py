@@ -38,6 +38,7 @@ def stats_to_wire(stats: WorkerStats) -> session_pb2.WorkerStats:
         step_times=None if stats.step_times is None else _step_times_to_wire(stats.step_times),
         num_prompts_queued=stats.num_prompts_queued,
         num_decoding=stats.num_decoding,
+        stalled=stats.stalled,
     )
 
 
@@ -66,6 +67,7 @@ def stats_from_wire(wire: session_pb2.WorkerStats) -> WorkerStats:
             wire.num_prompts_queued if wire.HasField("num_prompts_queued") else None
         ),
         num_decoding=wire.num_decoding if wire.HasField("num_decoding") else None,
+        stalled=wire.stalled,
     )
 
 

@@ -77,7 +77,7 @@ class FleetWorker(Answered):
     address: str
     version: str | None
     wire: list[int]
-    state: Literal["ready", "draining", "starting", "away"]
+    state: Literal["ready", "stalled", "draining", "starting", "away"]
     heard_ms_ago: int
     num_requests: int
     max_model_tokens: int

@@ -73,6 +73,11 @@ class Candidates(Sequence[Candidate]):
             self._roster, self._hits, self.everybody, can_prefill, can_decode, self.speeds
         )
 
+    def sparing(self, bits: int) -> "Candidates":
+        """The same, but these have no room while another one can do all of the request."""
+        others = self.can_prefill & self.can_decode & ~bits
+        return self.only(~bits) if others and bits & self.everybody else self
+
     def of_bit(self, bit: int) -> Candidate:
         """The candidate that this bit stands for; always one object, as it learns what it has."""
         known = self._known.get(bit)

@@ -643,6 +643,7 @@ class WorkerStats(google.protobuf.message.Message):
     STEP_TIMES_FIELD_NUMBER: builtins.int
     NUM_PROMPTS_QUEUED_FIELD_NUMBER: builtins.int
     NUM_DECODING_FIELD_NUMBER: builtins.int
+    STALLED_FIELD_NUMBER: builtins.int
     num_waiting: builtins.int
     num_running: builtins.int
     num_prefill_tokens_queued: builtins.int
@@ -659,6 +660,8 @@ class WorkerStats(google.protobuf.message.Message):
     """that the queued tokens are of, begun ones included"""
     num_decoding: builtins.int
     """of the running ones, that are given token after token"""
+    stalled: builtins.bool
+    """its step takes far longer than steps do"""
     @property
     def counters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]: ...
     @property
@@ -691,9 +694,10 @@ class WorkerStats(google.protobuf.message.Message):
         step_times: global___StepTimes | None = ...,
         num_prompts_queued: builtins.int | None = ...,
         num_decoding: builtins.int | None = ...,
+        stalled: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_num_decoding", b"_num_decoding", "_num_prompts_queued", b"_num_prompts_queued", "num_decoding", b"num_decoding", "num_prompts_queued", b"num_prompts_queued", "step_times", b"step_times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_num_decoding", b"_num_decoding", "_num_prompts_queued", b"_num_prompts_queued", "counters", b"counters", "draining", b"draining", "loads", b"loads", "num_blocks_free", b"num_blocks_free", "num_blocks_quarantined", b"num_blocks_quarantined", "num_blocks_usable", b"num_blocks_usable", "num_decoding", b"num_decoding", "num_inbound", b"num_inbound", "num_leases", b"num_leases", "num_prefill_tokens_queued", b"num_prefill_tokens_queued", "num_prompts_queued", b"num_prompts_queued", "num_reservations", b"num_reservations", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "residency", b"residency", "step_times", b"step_times"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_num_decoding", b"_num_decoding", "_num_prompts_queued", b"_num_prompts_queued", "counters", b"counters", "draining", b"draining", "loads", b"loads", "num_blocks_free", b"num_blocks_free", "num_blocks_quarantined", b"num_blocks_quarantined", "num_blocks_usable", b"num_blocks_usable", "num_decoding", b"num_decoding", "num_inbound", b"num_inbound", "num_leases", b"num_leases", "num_prefill_tokens_queued", b"num_prefill_tokens_queued", "num_prompts_queued", b"num_prompts_queued", "num_reservations", b"num_reservations", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "residency", b"residency", "stalled", b"stalled", "step_times", b"step_times"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_num_decoding", b"_num_decoding"]) -> typing.Literal["num_decoding"] | None: ...
     @typing.overload

@@ -11,6 +11,7 @@ from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.messages.session import ToRouterMessage
+from disagg.messages.stats import WorkerStats
 from disagg.messages.submit import Role, Submit
 from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step, StepResult
 from disagg.workers.control import Control
@@ -127,6 +128,40 @@ def test_a_step_that_does_not_end_ends_the_worker() -> None:
     assert why == "a step has not ended for 11 ms (scheduling.step_stuck_ms)"
     assert asyncio.run(fails_of(11, ends=False)) == []
     assert asyncio.run(fails_of(10, ends=True)) == [], "idle"
+
+
+async def told_of_a_slow_step() -> list[bool]:
+    """Whether a router hears that a worker has stalled: before, during and after a slow step."""
+    engine, links = HeldEngine(), cast(Any, NoPeers())
+    core = new_core(LAYOUTS["full"], 24)
+    trace = RequestTrace(NoOpTracer())
+    control = Control(core, engine, links, pytest.fail, trace, step_slow_ms=10)
+    time_ms, told = 1_000, list[bool]()
+    control._now_ms = lambda: time_ms
+
+    def hear(message: ToRouterMessage) -> None:
+        if isinstance(message, WorkerStats) and told[-1:] != [message.stalled]:
+            told.append(message.stalled)
+
+    control.start(links)
+    control.open_session(hear)
+    control.router_message(REQUEST)
+    await until(lambda: len(engine.begun) == 1)
+    await until(lambda: told == [False])
+    time_ms += 10
+    control._guard(control._report)
+    assert told == [False]
+    time_ms += 1
+    await until(lambda: told == [False, True])
+    for _ in range(REQUEST.sampling.max_tokens):
+        engine.go.release()
+    await until(lambda: told == [False, True, False])
+    await control.stop()
+    return told
+
+
+def test_routers_hear_of_a_step_that_takes_long() -> None:
+    assert asyncio.run(told_of_a_slow_step()) == [False, True, False]
 
 
 async def stops_during_a_step() -> list[str]:

@@ -1,0 +1,40 @@
+"""A worker whose step does not end: new requests go to others, and it comes back when it does."""
+
+from pathlib import Path
+
+from tests.checkpoints import make_checkpoint
+from tests.process.harness import Cluster, running, wait_until
+from tests.process.served_model import WINDOW, ServedModel, assert_exact, handed_over
+
+STEP_SLOW_MS = 300
+OPTIONS = {"max_step_tokens": 96, "max_model_tokens": 1024, "step_slow_ms": STEP_SLOW_MS}
+
+
+def test_what_comes_is_answered_by_others(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "gemma3", "gemma3", window=WINDOW)
+    router = {"worker_silent_ms": 60_000}
+    workers = {"p0": "prefill", "d0": "decode", "d1": "decode"}
+    with running(Cluster(directory, tmp_path, OPTIONS, router), **workers) as cluster:
+        served = ServedModel(cluster)
+        first = served.prompt(100, 4, salt="held")
+
+        def stalled() -> bool:
+            return bool(cluster.known()["d0"]["stats"]["stalled"])
+
+        cluster.tell("d0", "hold steps")
+        held = served.ask_later(first, "held")  # of equals the first by name decodes
+        wait_until(stalled, "d0 to stall")
+        # At once: by load alone every other one would go to d0.
+        prompts = {f"free-{number}": served.prompt(40, 4, salt=f"{number}") for number in range(6)}
+        asked = {name: served.ask_later(one, name) for name, one in prompts.items()}
+        for name, answer in asked.items():
+            assert_exact(answer.result(), prompts[name])
+            assert handed_over(cluster.record(name))["decode"]["worker_id"] == "d1"
+        assert not held.done()
+        cluster.tell("d0", "pass steps")
+        assert_exact(held.result(), first)
+        wait_until(lambda: not stalled(), "d0 to go on")
+        again = served.prompt(40, 4, salt="again")
+        assert_exact(served.ask(again, "again"), again)
+        assert handed_over(cluster.record("again"))["decode"]["worker_id"] == "d0"
+        served.settle()
