@@ -29,7 +29,10 @@ class Counts:
         """Count something that should not happen, and say so in the log, ever more rarely."""
         times = self.add(name)
         if times & (times - 1) == 0:
-            log.warning("tier %s: %s: %s (%d times)", self._tier, name, what, times)
+            first, *_ = str(what).splitlines() or [
+                repr(what)
+            ]  # obstore tells its insides behind it
+            log.warning("tier %s: %s: %s (%d times)", self._tier, name, first, times)
 
     def as_dict(self) -> dict[str, int]:
         """All counters that are not 0."""

@@ -1,6 +1,7 @@
 """Blocks as objects behind a URL: S3, Google, Azure, a directory or memory, through obstore."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 
 DELETE_AT_ONCE = 500
 LIST_AT_ONCE = 1000
+CONTRACT_BYTES_MAX = 1 << 20
+BLOCK_BYTES_MAX = 1 << 32
+"""Of any model: what is larger is no block, however it is called."""
+_PROVIDERS = {
+    **dict.fromkeys(("s3", "s3a"), "aws"),
+    **dict.fromkeys(("az", "adl", "azure", "abfs", "abfss"), "azure"),
+    "gs": "google",
+}
+_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_excludes")
 
 
 class ObjectStore:
@@ -60,11 +70,17 @@ class ObjectStore:
         lines = str(error).splitlines()
         return ConfigError(f"{self.place}: {lines[0] if lines else repr(error)}", param="place")
 
-    def get(self, contract_name: str, name: str) -> "memoryview | None":
-        """An object's bytes, None if there is none; raises what is in ``failure``."""
+    def get(
+        self, contract_name: str, name: str, most: int = BLOCK_BYTES_MAX
+    ) -> "memoryview | None":
+        """An object's bytes, None if there is none; raises what is in ``failure``.
+
+        Of one with more than ``most`` bytes there are none: obstore takes memory for all that a
+        store says there is, and ends the process where there is not so much.
+        """
         try:
             found = self._obstore.get(self._objects, f"{contract_name}/{name}")
-            return memoryview(found.bytes())
+            return memoryview(b"" if found.meta["size"] > most else found.bytes())
         except FileNotFoundError:  # obstore's NotFoundError is one
             return None
 
@@ -102,7 +118,7 @@ class ObjectStore:
     def contract(self, contract_name: str) -> str:
         """See `Store.contract`."""
         try:
-            found = self.get(contract_name, CONTRACT_FILE)
+            found = self.get(contract_name, CONTRACT_FILE, CONTRACT_BYTES_MAX)
         except self.failure:
             return ""
         return bytes(found or b"").decode(errors="replace")
@@ -138,6 +154,13 @@ def _options(place: str, create: bool, timeout_ms: int) -> dict[str, Any]:
         return {"mkdir": create}
     bound = timedelta(milliseconds=timeout_ms)
     return {
-        "client_options": {"timeout": bound, "connect_timeout": bound},
+        "client_options": {**_from_environment(scheme), "timeout": bound, "connect_timeout": bound},
         "retry_config": {"max_retries": 2, "retry_timeout": bound},
     }
+
+
+def _from_environment(scheme: str) -> dict[str, str]:
+    """What the environment says of connections: obstore forgets it where options are given."""
+    provider = _PROVIDERS.get(scheme, "")
+    found = {name: os.environ.get(f"{provider}_{name}".upper(), "") for name in _CLIENT_OPTIONS}
+    return {name: value for name, value in found.items() if provider and value}

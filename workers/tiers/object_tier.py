@@ -154,7 +154,7 @@ class ObjectTier:
 
     def _get(self, key: TierKey, view: memoryview) -> bool:
         name = block_name(key)
-        data = self._store.get(self._contract.name, name)
+        data = self._store.get(self._contract.name, name, self._size)
         if data is None:
             self._counts.add("gone")
             with self._mutex:

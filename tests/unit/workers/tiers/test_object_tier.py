@@ -1,5 +1,8 @@
 """The object store tier, over obstore's stores in memory and in a directory."""
 
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +117,51 @@ def test_damage_is_a_miss_and_is_removed(store: ObjectStore, damage: str) -> Non
     assert store.get(CONTRACT.name, block_name(A)) is None
     write(tier, [A])
     assert read(tier, [A]) == [True]
+
+
+def test_an_object_that_no_memory_can_take_is_a_miss(tmp_path: Path) -> None:
+    store = ObjectStore(f"file://{tmp_path}")
+    tier = object_tier(store)
+    write(tier, [A, B])
+    os.truncate(tmp_path / CONTRACT.name / block_name(A), 1 << 42)  # has no blocks on the disk
+    (listed,) = [block for block in store.blocks() if block.key == A]
+    assert store.load(listed) == b""
+    assert read(tier, [A, B]) == [False, True]
+    assert tier.counts()["truncated"] == 1
+    assert store.get(CONTRACT.name, block_name(A)) is None
+
+
+class Empty(BaseHTTPRequestHandler):
+    """A bucket without objects."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_store_without_tls_is_used_where_the_environment_allows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Empty) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            endpoint = f"http://127.0.0.1:{server.server_port}"
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+                monkeypatch.setenv(name, "none")
+            monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+            assert list(ObjectStore("s3://bucket/prefix").blocks()) == []
+            monkeypatch.delenv("AWS_ALLOW_HTTP")
+            with pytest.raises(ConfigError):
+                list(ObjectStore("s3://bucket/prefix").blocks())
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 @pytest.fixture
