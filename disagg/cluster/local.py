@@ -26,6 +26,7 @@ from disagg.cluster.ray_cluster import start_ray, stop_ray
 from disagg.cluster.run_folder import RunFolder
 from disagg.config import Settings, local_router_address, reachable_host, router_options
 from disagg.errors import ConfigError, DisaggError, ExpiredError
+from disagg.telemetry.open_files import tight_limits
 from disagg.tls.authority import remove_keys
 from disagg.workers.actor import WORKER_PATH, WorkerState
 
@@ -140,7 +141,8 @@ class LocalCluster:
         for process, name in self._ray.items():
             if not is_alive(process):
                 self._supervisor = None  # it would ask Ray, and wait for it
-                self.faults.append(f"Ray's {name} has ended")  # so that its logs stay
+                # A fault, so that its logs stay.
+                self.faults.append(f"Ray's {name} has ended{tight_limits()}")
                 raise ConfigError(self.faults[-1])
         if self._supervisor is not None:
             self._supervisor.poll()

@@ -17,6 +17,7 @@ from pathlib import Path
 from disagg.cluster.processes import end_processes, find_children, find_descendants
 from disagg.config import Settings
 from disagg.errors import ConfigError, ExpiredError
+from disagg.telemetry.open_files import tight_limits
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,8 @@ def start_ray(settings: Settings, folder: Path) -> None:
             return
         except Exception as error:  # Ray has many, and raises Exception itself where it is slow
             if _TOO_SLOW not in str(error) or time.monotonic() > deadline:
-                raise ConfigError(f"Ray did not start: {error} (logs in {folder})") from error
+                reason = f"{error}{tight_limits()}"
+                raise ConfigError(f"Ray did not start: {reason} (logs in {folder})") from error
         log.warning("Ray has not started in its own time, it is started again")
         ray.shutdown()
         end_processes(find_descendants(find_children(os.getpid()) - others), _END_S)

@@ -46,3 +46,19 @@ def why_few_files() -> str:
     if num_files >= USUAL:
         return ""
     return f"; this process may have only {num_files} files open (ulimit -Hn), allow {USUAL:,}"
+
+
+def tight_limits() -> str:
+    """Behind an error that may come of the system's limits: those that this process has.
+
+    Ray's processes end without a word by them; "" where there are none.
+    """
+    files, memory = (
+        resource.getrlimit(of)[0] for of in (resource.RLIMIT_FSIZE, resource.RLIMIT_AS)
+    )
+    said = why_few_files()
+    if files != UNLIMITED:
+        said += f"; no file here may have more than {files:,} bytes (ulimit -f)"
+    if memory != UNLIMITED:
+        said += f"; no process here may map more than {memory:,} bytes (ulimit -v)"
+    return said

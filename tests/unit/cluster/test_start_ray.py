@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from disagg.cluster import ray_cluster
 from disagg.cluster.ray_cluster import start_ray
 from disagg.config import Settings
 from disagg.config.settings import ClusterSettings
@@ -22,7 +23,10 @@ def test_a_start_that_takes_too_long_is_one_sentence(
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray_cluster, "tight_limits", lambda: "; ulimit -f")
     settings = Settings(cluster=ClusterSettings(start_timeout_s=1e-6))
+    with pytest.raises(ConfigError, match=f"ulimit -f.*logs in {tmp_path}"):
+        start_ray(settings, tmp_path)
     with pytest.raises(ConfigError, match=f"timed out during startup.*logs in {tmp_path}"):
         start_ray(settings, tmp_path)
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from disagg.errors import ConfigError, RemoteFault
-from disagg.telemetry.open_files import FILES_MAX, UNLIMITED, files_left, files_within
+from disagg.telemetry.open_files import FILES_MAX, UNLIMITED, files_left, files_within, tight_limits
 from disagg.workers import nixl_transport
 from disagg.workers.pool_region import PoolRegion
 
@@ -97,3 +97,13 @@ def test_a_transport_that_does_not_start_says_where_files_are_few(
         nixl_transport.NixlTransport(
             "w:1", pool, on_read_done=lambda *_: None, handle_bytes_max=1 << 20
         )
+
+
+def test_limits_that_end_others_without_a_word_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {resource.RLIMIT_NOFILE: 60, resource.RLIMIT_FSIZE: 102_400, resource.RLIMIT_AS: 3}
+    monkeypatch.setattr(resource, "getrlimit", lambda of: (limits[of], limits[of]))
+    said = tight_limits()
+    for part in ("only 60 files open", "102,400 bytes (ulimit -f)", "3 bytes (ulimit -v)"):
+        assert part in said
+    limits.update(dict.fromkeys(limits, UNLIMITED))
+    assert tight_limits() == ""
