@@ -30,6 +30,8 @@ from disagg.errors import DisaggError
 
 USER_ERROR = 2
 STDOUT = 1
+STOPPING = ("strict", "surrogateescape")
+"""What Python does, by the locale, at a sign that standard output lacks: both end the command."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -80,7 +82,7 @@ for each in (app, cache, certificates, keys, revisions):
 def main() -> None:
     """Entry point: user errors become one clear text and exit code 2, a full disk one and 1."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - closed by who called
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in STOPPING:
         sys.stdout.reconfigure(errors="backslashreplace")  # an old terminal lacks some signs
     try:
         try:

@@ -31,6 +31,8 @@ from disagg.workers.options import WorkerOptions
 
 WORKERS_MAX = 4096
 ROUTERS_MAX = 64
+RATE_MAX = 1_000_000
+"""Requests per second: more come of times that are in another unit."""
 BLOCKS_MAX = 1 << 27
 """Of all pools together: each takes some 120 bytes here, and a kernel that has no more memory ends
 the process without a word."""
@@ -299,13 +301,20 @@ class _Load:
         if not text:
             if self._mix:
                 raise ConfigError("--rate: requests per second of the mix", param="rate")
-            return [own_rate(self._requests)]
+            own = own_rate(self._requests)
+            if own > RATE_MAX:
+                raise ConfigError(
+                    f"timestamp: {own:,.0f} requests per second by the trace's own times, which "
+                    f"are in ms; at most {RATE_MAX:,} are simulated, give --rate",
+                    param="trace",
+                )
+            return [own]
         try:
             found = [float(one) for one in text.split(",")]
         except ValueError:
             raise ConfigError(f"--rate: numbers are wanted, not {text!r}", param="rate") from None
-        if any(not 0 < one <= 1_000_000 for one in found):
-            raise ConfigError("--rate: above 0, at most 1,000,000", param="rate")
+        if any(not 0 < one <= RATE_MAX for one in found):
+            raise ConfigError(f"--rate: above 0, at most {RATE_MAX:,}", param="rate")
         found = list(dict.fromkeys(found))
         for one in found:  # not when its turn comes, after the runs of others
             if self._mix:

@@ -24,6 +24,9 @@ def table(
     width = None if sys.stdout.isatty() else 200  # a pipe has no width to fold lines to
     console = Console(width=width, highlight=False)
     console.print(_rows(found, num_routers))
+    reasons = {text: code for one in found for code, text in one.reasons.items() if text}
+    for text, code in reasons.items():
+        console.print(f"{code}: {text}", markup=False, soft_wrap=True)
     if best:
         console.print("Best ratio of prefill to decode workers, by policy and rate:")
         console.print(_rows(list(best.values()), num_routers))

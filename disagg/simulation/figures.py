@@ -45,6 +45,7 @@ class Figures:
         handed_over_share: of those that were planned.
         cached_share: of all tokens of prompts.
         errors: requests without a whole answer, by code.
+        reasons: what the first of each code was told.
         virtual_s: until the last one had ended.
     """
 
@@ -62,6 +63,7 @@ class Figures:
     handed_over_share: float
     cached_share: float
     errors: dict[str, int]
+    reasons: dict[str, str]
     virtual_s: float
 
     def as_json(self) -> dict[str, Any]:
@@ -119,6 +121,7 @@ def summarise(
         handed_over_share=sum(one.handed_over for one in outcomes) / max(1, num_planned),
         cached_share=sum(one.num_cached for one in outcomes) / max(1, num_tokens),
         errors=dict(sorted(Counter(one.error for one in outcomes if one.error).items())),
+        reasons={one.error: one.reason for one in reversed(outcomes) if one.error},
         virtual_s=max(one.end_ms or 0.0 for one in outcomes) / 1000,
     )
 

@@ -49,6 +49,8 @@ class Outcome:
     num_tokens: int = 0
     error: str = ""
     """Why it has no answer, or not all of it: a code of `disagg.errors`."""
+    reason: str = ""
+    """The same in words."""
     handed_over: bool = False
     num_cached: int = 0
     """Tokens of its prompt that were not computed."""
@@ -210,7 +212,7 @@ class World:
         try:
             self.routers.generate(self.time.clock_ms, new)
         except DisaggError as error:
-            self._end(request_id, error.code)
+            self._end(request_id, error.code, error.message)
 
     def _perform(self, actions: Sequence[RouterAction]) -> None:
         for action in actions:
@@ -224,7 +226,7 @@ class World:
                 case Deliver():
                     self._deliver(action)
                 case Fail(request_id, error):
-                    self._end(request_id, error.code)
+                    self._end(request_id, error.code, error.message)
                 case _:
                     pass  # sessions are open from the begin
 
@@ -238,11 +240,12 @@ class World:
         if action.finish_reason is not FinishReason.NONE:
             self._end(action.request_id, "")
 
-    def _end(self, request_id: str, error: str) -> None:
+    def _end(self, request_id: str, error: str, reason: str = "") -> None:
         outcome = self._outcomes[request_id]
         if outcome.end_ms is not None:
             raise InvariantViolation(f"request {request_id} ends twice")
-        outcome.end_ms, outcome.error = self.time.now_ms - self._began_ms, error
+        outcome.end_ms = self.time.now_ms - self._began_ms
+        outcome.error, outcome.reason = error, reason
         self._num_ended += 1
         record = self.routers.ended(request_id)
         if record is not None and record.generations:

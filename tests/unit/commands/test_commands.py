@@ -140,9 +140,10 @@ def test_config_shows_brackets_as_they_are(tmp_path: Path, name: str) -> None:
     assert f'"{name}"' in run.stdout
 
 
-def test_signs_that_a_terminal_lacks_are_no_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape"])  # a locale; that of "C"
+def test_signs_that_a_terminal_lacks_are_no_traceback(tmp_path: Path, encoding: str) -> None:
     DiskStore(str(tmp_path / "a→b")).close()
-    run = disagg("cache", "list", "a→b", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    run = disagg("cache", "list", "a→b", cwd=tmp_path, PYTHONIOENCODING=encoding)
     assert (run.returncode, run.stderr) == (0, "")
     assert "a\\u2192b: 0 B" in run.stdout
 

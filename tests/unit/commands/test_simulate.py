@@ -110,6 +110,19 @@ def test_a_trace_and_the_table_for_people(measured: str, tmp_path: Path) -> None
     assert "61%" in row  # five of six found 512 of 700 tokens
 
 
+def test_what_fails_has_its_reason(measured: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    line = {"timestamp": 0, "input_length": 900, "output_length": 2, "hash_ids": [0, 1]}
+    trace.write_text(f"{json.dumps(line)}\n")
+    run = simulate(
+        *("--curves", measured, "--trace", str(trace), "--policy", "local"),
+        *("--set", "worker.num_blocks=12"),
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "1 context_length_exceeded" in run.stdout
+    assert "context_length_exceeded: prompt and max_tokens need 902 tokens" in run.stdout
+
+
 def test_progress_goes_to_the_other_stream(measured: str) -> None:
     run = simulate("--curves", measured, "--help")
     assert "--ratios" in run.stdout
@@ -125,6 +138,11 @@ def test_progress_goes_to_the_other_stream(measured: str) -> None:
         (("--mix", "short-chat", "--rate", "0"), "--rate: above 0"),
         (("--trace", "once.jsonl", "--rate", "1"), "timestamp: all requests of the trace"),
         (("--mix", "short-chat", "--rate", "1", "--policy", "best"), "no policy is named 'best'"),
+        (("--trace", "seconds.jsonl"), "requests per second by the trace's own times"),
+        (
+            ("--mix", "short-chat", "--rate", "1", "--set", "worker.num_blocks=2"),
+            "worker.num_blocks: of 1 usable blocks no sequence gets the one",
+        ),
         (("--trace", "bad.jsonl"), "bad.jsonl, line 1: timestamp: "),
         (("--trace", "missing.jsonl"), "missing.jsonl"),
         (("--mix", "short-chat", "--rate", "1", "--plot", "x.pdf", *LIGHT), ".svg or .png"),
@@ -144,6 +162,8 @@ def test_mistakes_end_with_one_line(
     (tmp_path / "bad.jsonl").write_text('{"timestamp": null}\n')
     line = {"timestamp": 5, "input_length": 9, "output_length": 2, "hash_ids": [0]}
     (tmp_path / "once.jsonl").write_text(2 * f"{json.dumps(line)}\n")
+    later = line | {"timestamp": 5 + 1e-9}
+    (tmp_path / "seconds.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps(later)}\n")
     (tmp_path / "packed.jsonl").write_bytes(gzip.compress(b"{}\n"))
     (tmp_path / "folder.svg").mkdir()
     files = (".jsonl", ".pdf", ".svg")
