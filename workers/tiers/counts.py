@@ -29,9 +29,8 @@ class Counts:
         """Count something that should not happen, and say so in the log, ever more rarely."""
         times = self.add(name)
         if times & (times - 1) == 0:
-            first, *_ = str(what).splitlines() or [
-                repr(what)
-            ]  # obstore tells its insides behind it
+            # Of an error of obstore's its insides follow.
+            first = next(iter(str(what).splitlines()), repr(what))
             log.warning("tier %s: %s: %s (%d times)", self._tier, name, first, times)
 
     def as_dict(self) -> dict[str, int]:
