@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -28,10 +29,14 @@ class FairThreads:
         num_threads: of them.
         waiting_max: jobs that wait; of more the longest queue's newest is refused.
         weights: of tenants, as where requests wait for workers.
+
+    Raises:
+        RuntimeError: the system has no thread left.
     """
 
     def __init__(self, num_threads: int, waiting_max: int, weights: Mapping[str, float]) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
+        self._make_threads(num_threads)
         self._num_idle = num_threads
         self._waiting_max = waiting_max
         self._queue: FairQueue[_Job] = FairQueue(weights)
@@ -58,6 +63,16 @@ class FairThreads:
             return result
         finally:
             self._queue.remove(tenant, job.key)
+
+    def _make_threads(self, num: int) -> None:
+        """Make all of them now: without a thread for it a job is kept, and never done."""
+        all_made = threading.Barrier(num)
+        try:
+            for _ in range(num):
+                self._threads.submit(all_made.wait)
+        except RuntimeError:
+            all_made.abort()  # nor waits one that was made, which would outlive the process's end
+            raise
 
     def _make_place(self, tenant: str) -> None:
         refusal = CapacityError(f"{self._waiting_max} requests are being prepared")

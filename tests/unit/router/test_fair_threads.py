@@ -81,3 +81,36 @@ async def test_errors_and_cancels_free_the_thread(work) -> None:
     assert await threads.run("a", 1, work.job("last")) == "last"
     assert work.order == ["a0", "last"]
     threads.close()
+
+
+async def test_a_moment_without_threads_costs_no_job(work, monkeypatch) -> None:
+    threads = FairThreads(2, 100, {})
+
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    work.gate.set()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        for name in ("first", "second"):
+            async with asyncio.timeout(60):
+                assert await threads.run("a", 1, work.job(name)) == name
+    async with asyncio.timeout(60):
+        assert await threads.run("a", 1, work.job("third")) == "third"
+    threads.close()
+
+
+def test_a_start_without_threads_is_an_error_and_leaves_none(monkeypatch) -> None:
+    start, made = threading.Thread.start, []
+
+    def only_one(thread: threading.Thread) -> None:
+        if made:
+            raise RuntimeError("can't start new thread")
+        made.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", only_one)
+    with pytest.raises(RuntimeError, match="new thread"):
+        FairThreads(2, 100, {})
+    made[0].join(60)
+    assert not made[0].is_alive()
