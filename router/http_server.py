@@ -22,6 +22,12 @@ ACCEPTS_AT_ONCE = 64
 TURNS_TO_BEGIN = 10
 """Of the event loop: asyncio takes three from the accept of a connection to its beginning."""
 
+KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+"""Seconds without a word until the kernel asks whether a client is still there, then between two
+questions, and how many. They also keep what translates addresses on the way from forgetting the
+connection while a long answer is computed.
+"""
+
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handlers: the process has one owner of signals.
@@ -108,8 +114,12 @@ def bind(
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if is_shared:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    # Connections take it over. Else the kernel would keep megabytes for who reads nothing.
+    # Connections take these over. Else the kernel would keep megabytes for who reads nothing, and
+    # ask after two hours whether one is there to which nothing is sent.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, send_buffer_bytes)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEP_ALIVE:
+        bound.setsockopt(socket.IPPROTO_TCP, option, value)
     try:
         bound.bind((host, port))
     except OSError as error:

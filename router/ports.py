@@ -23,6 +23,10 @@ GRPC_OPTIONS = (
     # Workers ping idle channels every few seconds; gRPC's default would cut them off for it.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # Who has gone without a word, its machine and all, is noticed; gRPC would ask after two hours.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
 )
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from disagg.errors import ConfigError
+from disagg.router import ports as ports_module
 from disagg.router.options import RouterOptions
-from disagg.router.ports import bind_ports, bracketed
+from disagg.router.ports import GRPC_OPTIONS, bind_ports, bracketed
 from disagg.tls.connections import Connections
 
 HOST = "127.77.0.1"
@@ -17,6 +18,11 @@ HOST = "127.77.0.1"
 FREE = RouterOptions(
     "no model", "tiny", host=HOST, admin_host=HOST, http_port=0, admin_port=0, grpc_port=0
 )
+
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+"""How a gRPC client begins: its settings, none."""
+TAKEN = bytes(3) + b"\x04\x01" + bytes(4)
+"""That it has the router's."""
 
 
 def hold(port: int = 0) -> socket.socket:
@@ -76,7 +82,7 @@ async def test_calls_that_go_on_in_one_connection_are_bounded():
     await ports.grpc_server.start()
     try:
         reader, writer = await asyncio.open_connection(HOST, ports.grpc_port)
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
+        writer.write(HELLO)
         head = await reader.readexactly(9)
         assert head[3] == 4, "the first frame is of settings"
         body = await reader.readexactly(int.from_bytes(head[:3], "big"))
@@ -87,3 +93,44 @@ async def test_calls_that_go_on_in_one_connection_are_bounded():
         await ports.grpc_server.stop(None)
         ports.http.close()
         ports.admin.close()
+
+
+async def test_grpc_clients_are_asked_whether_they_are_still_there(monkeypatch):
+    """Also those that have no call; here after a second."""
+    asks = "grpc.keepalive_time_ms"
+    soon = tuple((name, 1000 if name == asks else value) for name, value in GRPC_OPTIONS)
+    monkeypatch.setattr(ports_module, "GRPC_OPTIONS", soon)
+    ports = bind_ports(FREE, Connections(""), None)
+    await ports.grpc_server.start()
+    try:
+        reader, writer = await asyncio.open_connection(HOST, ports.grpc_port)
+        writer.write(HELLO + TAKEN)
+        kind = -1
+        async with asyncio.timeout(60):
+            while kind != 6:  # a ping
+                head = await reader.readexactly(9)
+                kind = head[3]
+                await reader.readexactly(int.from_bytes(head[:3], "big"))
+        writer.close()
+    finally:
+        await ports.grpc_server.stop(None)
+        ports.http.close()
+        ports.admin.close()
+
+
+async def test_the_kernel_asks_whether_http_clients_are_still_there():
+    ports = bind_ports(FREE, Connections(""), None)
+    try:
+        for port in (ports.http, ports.admin):
+            port.listen()
+            with socket.create_connection((HOST, port_of(port)), 60), port.accept()[0] as taken:
+                assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                idle_s, again_s, num = (
+                    taken.getsockopt(socket.IPPROTO_TCP, option)
+                    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+                )
+                assert idle_s + again_s * num <= 60
+    finally:
+        ports.http.close()
+        ports.admin.close()
+        await ports.grpc_server.stop(None)
