@@ -42,8 +42,10 @@ class HostedWorker(Protocol):
     role: str
     """To be set at any time."""
     routers_of_cluster: RoutersOfCluster | None
-    registrations: dict[str, str]
-    """Why a router has not registered it, by its address; "" where it has."""
+
+    @property
+    def registrations(self) -> Mapping[str, str]:
+        """Why a router does not have it, by the router's address; "" of one that has."""
 
     def start(self) -> None:
         """Start the worker; return when it serves."""
@@ -138,7 +140,7 @@ class WorkerActor:
             pid=os.getpid(),
             summary=self._worker.summary,
             refused=self._refused,
-            unregistered=why_unregistered(self._worker.registrations.copy()),
+            unregistered=why_unregistered(self._worker.registrations),
             is_stopping=self._stopping.is_set(),
             has_drained=self._has_drained,
         )

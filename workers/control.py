@@ -166,6 +166,11 @@ class Control:
             self._sessions.take(router)
             self._router_lost(router)
 
+    @property
+    def num_sessions(self) -> int:
+        """Routers that are connected now; may be read on any thread."""
+        return len(self._sessions)
+
     def in_session(self, send: SendToRouter, router: str = "") -> bool:
         """Whether this session is its router's current one; no later one has taken its place."""
         return self._sessions.is_open(router, send)

@@ -33,6 +33,9 @@ class RouterSessions:
         self._routers_max = routers_max
         self._sessions: dict[str, _Session] = {}
 
+    def __len__(self) -> int:
+        return len(self._sessions)
+
     def check_room(self, router: str) -> None:
         """Raise CapacityError if one more router is one too many."""
         if router not in self._sessions and len(self._sessions) >= self._routers_max:

@@ -73,7 +73,6 @@ class Worker:
         failed: why the worker cannot go on, "" while it can.
         role: as which it registers at every heartbeat; what goes on is no part of it.
         routers_of_cluster: who knows the cluster's routers, if there is one; set before `start`.
-        registrations: why a router has not registered it, by its address; "" where it has.
         control: the control, valid after `start`; to be touched on its loop only.
     """
 
@@ -93,7 +92,6 @@ class Worker:
         self.control: Control | None = None
         self.routers_of_cluster: RoutersOfCluster | None = None
         self._answers = RouterAnswers()
-        self.registrations = self._answers.refusals
         self._engine_factory = engine_factory
         self._transport_factory = transport_factory
         self._failed_event = threading.Event()
@@ -101,6 +99,19 @@ class Worker:
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    @property
+    def registrations(self) -> dict[str, str]:
+        """Why no router has it, by the router's address; "" of one that has; on any thread.
+
+        Who has registered it dials it, and plans nothing here before that has succeeded. Which
+        session is whose is not known here, so one session speaks for all that have registered it.
+        """
+        answers, control = self._answers.refusals.copy(), self.control
+        if control is not None and control.num_sessions:
+            return answers
+        undialled = f"registered, but it has not connected to {self.address}"
+        return {address: why or undialled for address, why in answers.items()}
 
     def start(self) -> None:
         """Load the model and serve; returns when the service accepts connections.

@@ -15,7 +15,7 @@ class Standing:
         serves: it answered last.
         is_leaving: it has been asked to end.
         is_awaited: it took the place of one that left and has not served yet.
-        is_known: a router has registered it.
+        is_known: a router has registered it, and is connected to it.
         has_place: a host has room for it.
     """
 
@@ -33,8 +33,8 @@ def find_next_to_leave(workers: Sequence[Standing]) -> str | None:
     """The next worker that has to end, as it is not wanted or has old settings; None: not now.
 
     Who does not serve leaves first and at once. Of those that serve one at a time, once the last
-    one's successor serves and a router has registered it: a bad setting costs one worker. And only
-    while another one serves, unless none is to come.
+    one's successor serves and a router has it: a bad setting costs one worker. And only while
+    another one serves, unless none is to come.
     """
     to_leave = [each for each in workers if not (each.is_wanted and each.is_current)]
     stale = [each for each in to_leave if not each.is_leaving]
