@@ -100,8 +100,10 @@ async def test_a_moment_without_threads_costs_no_job(work, monkeypatch) -> None:
     threads.close()
 
 
-def test_a_start_without_threads_is_an_error_and_leaves_none(monkeypatch) -> None:
-    start, made = threading.Thread.start, []
+def test_a_start_without_threads_is_an_error_and_leaves_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, made = threading.Thread.start, list[threading.Thread]()
 
     def only_one(thread: threading.Thread) -> None:
         if made:
