@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -226,9 +227,9 @@ def _link() -> Iterator[Network | None]:
 
 def _logs(name: str) -> Path:
     folder = DIRECTORY.parent / "logs" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)  # the last run's, with its certificates
+    folder.mkdir(parents=True)
     return folder
 
 

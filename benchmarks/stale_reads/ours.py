@@ -71,7 +71,7 @@ class Ours:
             self._cluster.places = dict(zip(("p0", "d0"), network.places, strict=True))
             self._cluster.router_options["host"] = network.host
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+            self._port = str(free.getsockname()[1])
 
     def __enter__(self) -> "Ours":
         try:

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 from random import Random
+from typing import cast
 
+import pytest
 import torch
 
+from benchmarks.stale_reads import __main__ as program
 from benchmarks.stale_reads.__main__ import (
     AGAIN,
     LATE,
@@ -14,16 +17,19 @@ from benchmarks.stale_reads.__main__ import (
     is_as_it_must_be,
 )
 from benchmarks.stale_reads.checkpoint import HEAD_SIZE, widen_heads
+from benchmarks.stale_reads.ours import Ours
 from benchmarks.stale_reads.peer import plan
 from benchmarks.stale_reads.questions import (
     VALUES_ASKED,
     VALUES_OF_OTHERS,
     Prompt,
+    Prompts,
     Tally,
     draw_prompt,
 )
 from demo.model import build_model
 from demo.task import VOCABULARY
+from disagg.tls.addresses import parse_ports
 
 ROOT = Path("/")
 
@@ -98,3 +104,18 @@ def test_the_peers_defaults_are_left_alone() -> None:
     named = " ".join(plan("owner", ROOT, 128, 6, "fixed").command(ROOT))
     assert '"kv_lease_duration": 6' in named
     assert '"engine_id": "fixed"' in named
+
+
+def test_it_can_be_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last run has left logs, and a folder of certificates."""
+    monkeypatch.setattr(program, "DIRECTORY", tmp_path / "checkpoint")
+    logs = program._logs("ours")
+    (logs / "certificates" / "node").mkdir(parents=True)
+    (logs / "router").touch()
+    assert program._logs("ours") == logs
+    assert list(logs.iterdir()) == []
+
+
+def test_the_owners_port_is_one_that_a_worker_takes(tmp_path: Path) -> None:
+    ours = Ours(tmp_path, tmp_path, cast(Prompts, None), strict=False)
+    assert len(parse_ports(ours._port)) == 1
