@@ -8,7 +8,7 @@ const KEY = "disagg-key";
 const RETRY_MIN_MS = 1000, RETRY_MAX_MS = 10000;
 const EVENT_CHARS_MAX = 32 << 20;
 const $ = (id) => document.getElementById(id);
-const STATES = { ready: "good", draining: "warn", starting: "warn", away: "bad" };
+const STATES = { ready: "good", stalled: "bad", draining: "warn", starting: "warn", away: "bad" };
 
 let chosen = null; // the request that is shown: {request_id, tenant}
 let pressed = false; // a row that is redrawn between press and release would never be clicked
