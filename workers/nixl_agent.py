@@ -55,7 +55,7 @@ CHECK_POLLS = 5_000
 READ_VARIABLE = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 """Whether UCX reads another process's GPU memory itself. Left alone it does so only where GPUs are
 joined by NVLink; elsewhere the owner's CPU sends everything over TCP (0.5 GB/s in place of 248
-between two processes on one H200). Reading stays the reader's own doing either way."""
+between two processes on one H200). Either way only the reader writes into its memory."""
 PROGRESS_WAIT_US = 100_000
 """Longest sleep of the progress thread; events wake it at once."""
 
