@@ -1,4 +1,4 @@
-"""READs between two processes with pools in device memory; UCX says on its output over what."""
+"""READs between two processes with pools in device memory; UCX says in its log over what."""
 
 from disagg.commands.measured_links import measure_links
 
