@@ -14,8 +14,8 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,11 +226,10 @@ def _link() -> Iterator[Network | None]:
 
 
 def _logs(name: str) -> Path:
-    folder = DIRECTORY.parent / "logs" / name
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(folder)  # the last run's, with its certificates
-    folder.mkdir(parents=True)
-    return folder
+    """A new folder; those of earlier runs stay."""
+    logs = DIRECTORY.parent / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=logs))
 
 
 def main() -> int:

@@ -112,8 +112,10 @@ def test_it_can_be_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     logs = program._logs("ours")
     (logs / "certificates" / "node").mkdir(parents=True)
     (logs / "router").touch()
-    assert program._logs("ours") == logs
-    assert list(logs.iterdir()) == []
+    again = program._logs("ours")
+    assert again != logs
+    assert list(again.iterdir()) == []
+    assert (logs / "router").exists()
 
 
 def test_the_owners_port_is_one_that_a_worker_takes(tmp_path: Path) -> None:
