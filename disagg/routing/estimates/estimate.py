@@ -180,7 +180,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         computed_meanwhile = decode.computed_in(queue_ms + prefill_ms + handover_ms)
     pause_ms = held_ms / work.spread_tokens
     beside_ms = decode.beside_ms(computed_meanwhile, num_answer) / max(1, num_answer)
-    calm_ms = decode.calm_decode_ms(work.num_tokens)
+    calm_ms = token_ms / decode.calm_share
     later_ms = beside_ms + handover_ms / max(1, num_answer)
     bounds = work.slo_tpot_ms, work.spread_tokens
     if local:
@@ -197,7 +197,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         prefill_alone_ms=prefill.num_steps(num_computed) * prefill.cost.step_ms + held_ms,
         message_ms=work.message_ms,
         handover_ms=handover_ms,
-        tpot_ms=decode.decode_ms(work.num_tokens) + beside_ms,
+        tpot_ms=token_ms / decode.left_share + beside_ms,
         others_ms=others_ms,
         num_made_late=late,
         num_bytes=sum(move.num_bytes for move in (work.pull, work.handover) if move is not None),
@@ -240,6 +240,8 @@ def _pushed_out_ms(work: Work, prefill: Place, decode: Place) -> float:
     Who needs it waits for it, and so do all beside whom it is computed, as many as decode there
     now.
     """
+    if not work.found_share:
+        return 0.0
     each = PUSHED_OUT_SHARE * work.found_share / max(1, work.num_tokens)
 
     def again_ms(num_tokens: float, place: Place) -> float:
@@ -257,6 +259,8 @@ def _newcomers_ms(work: Work, prefill: Place, prefill_ms: float) -> float:
     of each step beside a long prompt; and what they wait they pass on to those after them, the
     more of them the busier the worker is.
     """
+    if not work.newcomers_per_ms:
+        return 0.0
     before_ms = min(prefill.drain_ms, work.others_free_ms)
     after_ms = min(prefill.drain_ms + prefill_ms, work.others_free_ms)
     return (

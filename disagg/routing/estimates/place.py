@@ -151,19 +151,16 @@ class Place:
         """In which tokens of a prompt are computed, if nothing else of prompts is there."""
         return ceil(num_tokens / self.step_tokens_max) if self.step_tokens_max else 1
 
-    def decode_ms(self, num_tokens: float) -> float:
-        """Time per token of one sequence more, beside the prompts that come as they lately did."""
-        return self.joined_ms(num_tokens) / self.left_share
-
-    def calm_decode_ms(self, num_tokens: float) -> float:
-        """The same if no long prompt comes."""
-        short_share = max(0.0, self.prompt_share - self.long_prompts.share)
-        return self.joined_ms(num_tokens) / (1 - min(short_share, PROMPT_SHARE_MAX))
-
     @cached_property
     def left_share(self) -> float:
-        """Of its time beside prompts; never nothing."""
+        """Of its time beside the prompts that come as they lately did; never nothing."""
         return 1 - min(self.prompt_share, PROMPT_SHARE_MAX)
+
+    @cached_property
+    def calm_share(self) -> float:
+        """The same if no long prompt comes."""
+        short_share = max(0.0, self.prompt_share - self.long_prompts.share)
+        return 1 - min(short_share, PROMPT_SHARE_MAX)
 
     def num_made_late(
         self,

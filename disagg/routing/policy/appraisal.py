@@ -1,7 +1,6 @@
 """Plans with what they are expected to take: from workers and what they hold to an `Estimate`."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -58,7 +57,7 @@ class Appraiser:
         num = num_missed(found, self._demand)
         answer_ms = self._demand.num_answer_tokens * (slo.tpot_ms or slo_tpot_ms)
         missed_ms = MISS_SHARE * (slo.ttft_ms or answer_ms or found.own_ms) * num
-        return replace(plan, estimate=found, num_slos_missed=num, missed_ms=missed_ms)
+        return plan.estimated(found, num, missed_ms)
 
     def _place(self, candidate: Candidate) -> Place | None:
         who = candidate.incarnation
@@ -182,6 +181,10 @@ def considered(plan: Plan, *, chosen: bool = False) -> Considered:
 def num_missed(found: Estimate, demand: Demand) -> float:
     """How many miss a bound: itself, of those that wait behind it some, and those beside it."""
     slo = demand.slo
-    used = (demand.waited_ms + found.ttft_ms) / slo.ttft_ms if slo.ttft_ms else 0.0
-    own = max(missed(used), found.tpot_missed(slo.tpot_ms) if slo.tpot_ms else 0.0)
-    return own + demand.num_behind * part(used, SURE_SHARE, 1.0) + found.num_made_late
+    own = behind = 0.0
+    if slo.ttft_ms:
+        used = (demand.waited_ms + found.ttft_ms) / slo.ttft_ms
+        own, behind = missed(used), demand.num_behind * part(used, SURE_SHARE, 1.0)
+    if slo.tpot_ms:
+        own = max(own, found.tpot_missed(slo.tpot_ms))
+    return own + behind + found.num_made_late

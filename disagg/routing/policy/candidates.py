@@ -150,6 +150,10 @@ class Candidates(Sequence[Candidate]):
         if bits:
             yield 0, bits
 
+    def most_saved(self, bits: int) -> "Level":
+        """The first level of `by_saved_tokens`; nobody at 0 tokens where there are no workers."""
+        return next(self.by_saved_tokens(bits), (0, 0))
+
     def loaders(self, bits: int, reach_min: int) -> Iterator[Candidate]:
         """Of these workers at most `LOADERS_MAX` whose tiers have more than their pools.
 

@@ -72,12 +72,13 @@ class Estimated:
         first = appraiser.appraise(self._rule.plan(demand, candidates))
         if first.estimate is None or not demand.is_first:
             return first
-        plans = {_key(first): first}
-        for one in _Others(first, demand, candidates).plans():
+        plans = {_key(first.prefill, first.decode, first.pull): first}
+        for prefill, decode, pull in _Others(demand, candidates).plans():
             if len(plans) >= PLANS_MAX:
                 break
-            if _key(one) not in plans:
-                plans[_key(one)] = appraiser.appraise(one)
+            key = _key(prefill, decode, pull)
+            if key not in plans:
+                plans[key] = appraiser.appraise(Plan(prefill, decode, "", pull))
         known = [(one, found) for one in plans.values() if (found := one.estimate) is not None]
         kept = [one for one, found in known if not demand.is_shed(found.ttft_ms)]
         best = min(kept or [one for one, _ in known], key=self._cost_ms)
@@ -118,9 +119,13 @@ class Estimated:
         return plan.estimate.cost_ms(self._options.others_weight) + plan.missed_ms
 
 
-def _key(plan: Plan) -> tuple[object, object, object]:
-    owner = plan.pull.incarnation if plan.pull is not None else None
-    return plan.prefill.incarnation, plan.decode.incarnation, owner
+_Parts = tuple[Candidate, Candidate, Candidate | None]
+"""Who prefills, who decodes, and whose prefix is pulled."""
+
+
+def _key(prefill: Candidate, decode: Candidate, pull: Candidate | None) -> tuple[int, int, int]:
+    """Tells plans apart: for each worker there is one `Candidate`."""
+    return id(prefill), id(decode), id(pull)
 
 
 def _reason(best: Plan, first: Plan) -> str:
@@ -130,46 +135,43 @@ def _reason(best: Plan, first: Plan) -> str:
         return f"{best.reason}; {expected}"
     assert first.estimate is not None
     saved = first.estimate.ttft_ms
-    return f"{best.reason}; {expected}, by the rule of prefixes and load {saved:.0f} ms"
+    return f"{_parts(best)}; {expected}, by the rule of prefixes and load {saved:.0f} ms"
+
+
+def _parts(plan: Plan) -> str:
+    prefill, decode = plan.prefill, plan.decode
+    prefix = f"{prefill.name} (prefix {prefill.found_tokens} tokens"
+    load = f"{decode.decode_load} requests there)"
+    if plan.local:
+        parts = f"local on {prefix}, {load}"
+    else:
+        parts = f"prefill on {prefix}), decode on {decode.name} ({load}"
+    if plan.pull is None:
+        return parts
+    more = plan.found_tokens - prefill.found_tokens
+    return f"{parts}; pulls {more} more tokens of the prefix from {plan.pull.name}"
 
 
 class _Others:
-    """Plans besides the rule's that could be better, each made when it is asked for."""
+    """Plans besides the rule's that could be better, each looked for when it is asked for."""
 
-    def __init__(self, first: Plan, demand: Demand, candidates: Candidates) -> None:
-        self._first = first
+    def __init__(self, demand: Demand, candidates: Candidates) -> None:
         self._demand = demand
         self._all = candidates
-        owners = candidates.everybody
-        tokens, best = next(candidates.by_saved_tokens(owners), (0, 0))
-        self._longest_tokens, self._owners = tokens, best
+        self._longest_tokens, self._owners = candidates.most_saved(candidates.everybody)
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[_Parts]:
         """Alone on a decode worker first: there are few, and one is often best."""
         for place in self._places_alone():
-            yield from self._with_pull(
-                Plan(
-                    place,
-                    place,
-                    f"local on {place.name} (prefix {place.found_tokens} tokens, "
-                    f"{place.decode_load} requests there)",
-                )
-            )
+            yield from self._with_pull(place, place)
         for prefill, decode in self._pairs():
-            yield from self._with_pull(
-                Plan(
-                    prefill,
-                    decode,
-                    f"prefill on {prefill.name} (prefix {prefill.found_tokens} tokens), "
-                    f"decode on {decode.name} ({decode.decode_load} requests there)",
-                )
-            )
+            yield from self._with_pull(prefill, decode)
 
     def _places_alone(self) -> Iterator[Candidate]:
         fitting = self._all.can_prefill & self._all.can_decode & self._all.with_role("decode")
         if not fitting:
             return
-        _, most = next(self._all.by_saved_tokens(fitting))
+        _, most = self._all.most_saved(fitting)
         yield self._all.least_loaded(most)
         yield self._all.least_loaded(fitting)
         yield from self._all.shortest_queues(fitting, QUEUES_MAX)
@@ -188,19 +190,16 @@ class _Others:
             if not partners:
                 continue
             yield prefill, self._all.first_to_decode(partners)
-            _, most = next(self._all.by_saved_tokens(partners))
+            _, most = self._all.most_saved(partners)
             yield prefill, self._all.least_loaded(most)
 
-    def _with_pull(self, plan: Plan) -> Iterator[Plan]:
-        yield plan
-        if self._longest_tokens <= plan.prefill.found_tokens:
+    def _with_pull(self, prefill: Candidate, decode: Candidate) -> Iterator[_Parts]:
+        yield prefill, decode, None
+        if self._longest_tokens <= prefill.found_tokens:
             return
-        owners = self._owners & self._all.partners(plan.prefill, self._demand)
+        owners = self._owners & self._all.partners(prefill, self._demand)
         if not owners:
             return
         owner = self._all.least_loaded(owners)
-        if owner.found_tokens <= plan.prefill.found_tokens:
-            return
-        more = owner.found_tokens - plan.prefill.found_tokens
-        why = f"{plan.reason}; pulls {more} more tokens of the prefix from {owner.name}"
-        yield Plan(plan.prefill, plan.decode, why, owner)
+        if owner.found_tokens > prefill.found_tokens:
+            yield prefill, decode, owner

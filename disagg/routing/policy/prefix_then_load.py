@@ -33,11 +33,11 @@ class PrefixThenLoad:
         if demand.num_tokens - hit_tokens < self._pull_tokens_min:
             return plan
         owners = candidates.everybody & ~candidates.of(demand.exclusions.workers)
-        saved_tokens, best = next(candidates.by_saved_tokens(owners), (0, 0))
+        saved_tokens, best = candidates.most_saved(owners)
         if saved_tokens - hit_tokens < self._pull_tokens_min:
             return plan  # not even who has the most of all has enough
         owners &= candidates.partners(plan.prefill, demand)
-        saved_tokens, best = next(candidates.by_saved_tokens(owners), (0, 0))
+        saved_tokens, best = candidates.most_saved(owners)
         if saved_tokens - hit_tokens < self._pull_tokens_min:
             return plan
         owner = candidates.least_loaded(best)
