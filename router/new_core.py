@@ -30,6 +30,7 @@ def new_core(options: RouterOptions, router_id: str, on_plan_bug: OnBug) -> Rout
             records_max=options.records_max,
             worker_silent_ms=options.worker_silent_ms,
             worker_silent_busy_ms=options.worker_silent_busy_ms,
+            worker_stalled_ms=options.worker_stalled_ms,
             policy=options.policy,
             policy_options=PolicyOptions(
                 pull_tokens_min=options.pull_tokens_min,

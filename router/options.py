@@ -103,6 +103,8 @@ class RouterOptions:
     """A worker that sends nothing for so long is dropped."""
     worker_silent_busy_ms: int = 1_500
     """So is one that has work, then or after four times its longest silence of the last minutes."""
+    worker_stalled_ms: int = 20_000
+    """What a worker has whose step takes far too long goes on elsewhere after so long, once."""
     drain_timeout_ms: int = 30_000
     """Asked to end, the router lets the requests that run end for so long."""
     roles_wanted: tuple[str, ...] = ("prefill", "decode")

@@ -62,6 +62,9 @@ class RouterSettings(Section):
     worker_silent_busy_ms: Milliseconds = 1_500
     """So is one that has work, already after this time, or after four times its longest silence of
     the last minutes if that is more, once others were heard since; its requests go on elsewhere."""
+    worker_stalled_ms: Milliseconds = 20_000
+    """Requests of a worker that says for so long that its step takes longer than
+    scheduling.step_slow_ms go on at others that can do all of it, each once."""
     drain_timeout_ms: Milliseconds = 30_000
     """Asked to end by SIGTERM or Ctrl-C, the router refuses new requests (503), is not ready any
     more, and lets those that run end for so long; then they end with an error. A second signal ends

@@ -101,6 +101,7 @@ class RouterCore:
             self.counters,
             replans_max=options.replans_max,
             request_timeout_ms=options.request_timeout_ms,
+            worker_stalled_ms=options.worker_stalled_ms,
         )
         self._admission = Admission(
             self._fleet,
@@ -256,9 +257,10 @@ class RouterCore:
         match message:
             case WorkerStats():
                 self._fleet.update(now_ms, incarnation, message)
-                return self._admission.admit(now_ms)  # it may be ready only now
+                actions = self._lifecycle.stalled(now_ms, incarnation) if message.stalled else []
+                return actions + self._admission.admit(now_ms)  # it may be ready only now
             case StepOutputs():
-                actions: list[RouterAction] = []
+                actions = []
                 for scored in message.prompt_logprobs:
                     actions += self._lifecycle.scored(now_ms, incarnation, scored)
                 for output in message.outputs:

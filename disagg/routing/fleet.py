@@ -185,6 +185,10 @@ class Fleet:
         worker = self._find(incarnation)
         if worker is not None:
             worker.stats = stats
+            if not stats.stalled:
+                worker.stalled_since_ms = None
+            elif worker.stalled_since_ms is None:
+                worker.stalled_since_ms = now_ms
             worker.own_tokens_told = sum(
                 load.num_prefill_tokens for load in stats.loads if load.router == self.rooms.router
             )
@@ -193,6 +197,12 @@ class Fleet:
             self.speeds.stats(now_ms, worker, stats)
             self.roster.loaded(worker)
             self.rooms.put(self.roster.bits.of_one(incarnation), worker)
+
+    def has_stalled(self, now_ms: int, incarnation: Incarnation, ms: int) -> bool:
+        """Whether its step has taken too long for ``ms`` by its stats, from the first such ones."""
+        worker = self._find(incarnation)
+        since_ms = worker.stalled_since_ms if worker is not None else None
+        return since_ms is not None and now_ms - since_ms >= ms
 
     def planned(self, incarnation: Incarnation, num_tokens: int, *, decodes: bool) -> None:
         """Count a request submitted to the worker.

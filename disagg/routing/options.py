@@ -11,6 +11,7 @@ from disagg.routing.revisions import HasherOf
 WORKER_PREFILL_TOKENS_MAX = 16_384
 """Some tenths of a second of work: a worker is never idle for lack of it."""
 WORKER_WAITING_MAX = 16
+WORKER_STALLED_MS = 20_000
 _POLICY_OPTIONS = PolicyOptions()
 
 
@@ -33,6 +34,9 @@ class RoutingOptions:
     worker_silent_busy_ms: int | None = None
     """So is one that has work, after this time already, or more if it is often silent for long;
     None: as ``worker_silent_ms``."""
+    worker_stalled_ms: int = WORKER_STALLED_MS
+    """After so long in which its stats say that its step takes too long, what a worker has goes on
+    elsewhere."""
     policy: str = DEFAULT_POLICY
     """Name of the rule that chooses workers."""
     policy_options: PolicyOptions = _POLICY_OPTIONS

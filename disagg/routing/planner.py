@@ -238,6 +238,16 @@ class Planner:
         why = f"decode on {reader.name} takes over the lease that {owner.name} holds {held}"
         return Plan(owner, reader, why, takes_over=True)
 
+    def can_go_on_elsewhere(self, request: RoutedRequest) -> bool:
+        """Whether a worker that has not stalled can do all that a begun request still needs."""
+        revision = request.revision
+        ready = self._fleet.ready_in(revision) if revision is not None else 0
+        if revision is None or not ready:
+            return False
+        candidates = self._candidates(request, revision, ready)
+        able = candidates.can_prefill & candidates.can_decode
+        return bool(able & ~self._fleet.roster.stalled)
+
     def _demand(self, now_ms: int, request: RoutedRequest, num_behind: int = 0) -> Demand:
         self._fleet.speeds.now(now_ms)
         return Demand(

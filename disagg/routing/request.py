@@ -43,6 +43,7 @@ class RoutedRequest:
         num_drained: generations that ended because a worker was about to end.
         outgrown_tokens: ``max_model_tokens`` of the largest worker that rejected it; 0 before.
         killers: workers lost while it had a part there, and heard since it was planned there.
+        has_stalled: it was planned anew because a worker of its plan had stalled.
         held_until_ms: until then it may wait at the router by choice, although there is room; 0: it
             has not done so.
         progress_ms: when something last went forward: a plan, a token, a report, or a prefill.
@@ -72,6 +73,7 @@ class RoutedRequest:
         self.exclusions = Exclusions()
         self.num_drained = self.held_until_ms = 0
         self.outgrown_tokens = 0
+        self.has_stalled = False
         self.killers: set[Incarnation] = set()
         self.generations: list[Generation] = []
         self.progress_ms = now_ms

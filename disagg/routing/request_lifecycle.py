@@ -48,11 +48,13 @@ class RequestLifecycle:
         *,
         replans_max: int,
         request_timeout_ms: int,
+        worker_stalled_ms: int,
     ) -> None:
         self.counters = counters
         self._fleet = fleet
         self._replans_max = replans_max
         self._request_timeout_ms = request_timeout_ms
+        self._worker_stalled_ms = worker_stalled_ms
         self._planner = planner
         self._live = live
         self._turns = turns
@@ -215,6 +217,22 @@ class RequestLifecycle:
                 f"{incarnation.worker_id}: {cause}",
                 leased=incarnation == generation.decode.incarnation,
             )
+        return actions
+
+    def stalled(self, now_ms: int, incarnation: Incarnation) -> list[RouterAction]:
+        """A worker's step takes too long: after a while its requests go on elsewhere.
+
+        Each does once, or steps that are slow everywhere would use up all its tries.
+        """
+        actions: list[RouterAction] = []
+        if not self._fleet.has_stalled(now_ms, incarnation, self._worker_stalled_ms):
+            return actions
+        for request in self._live:
+            waits = incarnation in request.current.awaited() and not request.has_stalled
+            if waits and self._planner.can_go_on_elsewhere(request):
+                request.has_stalled = True
+                said = f"{incarnation.worker_id}: its step does not end"
+                actions += self._replan(now_ms, request, "worker_stalled", said)
         return actions
 
     def expire(self, now_ms: int) -> list[RouterAction]:

@@ -39,6 +39,8 @@ class Worker:
     """Time of its last registration or message."""
     connected: bool = False
     stats: WorkerStats | None = None
+    stalled_since_ms: int | None = None
+    """Its stats have said so since then without a break; None: they do not."""
     planned_requests: int = 0
     """Requests submitted to it since its last stats."""
     planned_tokens: int = 0

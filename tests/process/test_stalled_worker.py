@@ -1,4 +1,4 @@
-"""A worker whose step does not end: new requests go to others, and it comes back when it does."""
+"""A worker whose step does not end: its requests go to others, and it comes back when it does."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ OPTIONS = {"max_step_tokens": 96, "max_model_tokens": 1024}
 
 def test_what_comes_is_answered_by_others(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / "gemma3", "gemma3", window=WINDOW)
-    router = {"worker_silent_ms": 60_000}
+    router = {"worker_silent_ms": 60_000, "worker_stalled_ms": 600_000}
     with running(Cluster(directory, tmp_path, OPTIONS, router)) as cluster:
         cluster.spawn("p0", "prefill")
         cluster.spawn("d0", "decode", step_slow_ms=STEP_SLOW_MS)
@@ -38,7 +38,32 @@ def test_what_comes_is_answered_by_others(tmp_path: Path) -> None:
         cluster.tell("d0", "pass steps")
         assert_exact(held.result(), first)
         wait_until(lambda: not stalled(), "d0 to go on")
+        served.wait_idle()
         again = served.prompt(40, 4, salt="again")
         assert_exact(served.ask(again, "again"), again)
         assert handed_over(cluster.record("again"))["decode"]["worker_id"] == "d0"
+        served.settle()
+
+
+def test_what_it_has_goes_on_at_others(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "gemma3", "gemma3", window=WINDOW)
+    router = {"worker_silent_ms": 60_000, "worker_stalled_ms": STEP_SLOW_MS}
+    with running(Cluster(directory, tmp_path, OPTIONS, router)) as cluster:
+        cluster.spawn("p0", "prefill")
+        cluster.spawn("d0", "decode", step_slow_ms=STEP_SLOW_MS)
+        cluster.spawn("d1", "decode")
+        cluster.wait_ready("p0", "d0", "d1")
+        served = ServedModel(cluster)
+        prompt = served.prompt(100, 200, salt="long")
+        answer = served.ask_later(prompt, "long")  # of equals the first by name decodes
+        wait_until(lambda: cluster.record("long")["num_tokens"] > 4, "the first tokens")
+        cluster.tell("d0", "hold steps")
+        assert_exact(answer.result(), prompt)  # while it is held
+        first, second = cluster.record("long")["generations"]
+        assert first["cause"].startswith("worker_stalled: d0")
+        assert first["num_tokens"] > 4
+        assert second["decode"]["worker_id"] == "d1"
+        assert cluster.known()["d0"]["stats"]["stalled"]
+        cluster.tell("d0", "pass steps")
+        wait_until(lambda: not cluster.known()["d0"]["stats"]["stalled"], "d0 to go on")
         served.settle()
