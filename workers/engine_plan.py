@@ -19,6 +19,7 @@ from typing import Literal
 from disagg.errors import ConfigError
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.shapes.memory_plan import MemoryPlan, format_memory, plan_memory
+from disagg.scheduling.admission import SHORTEST_TOKENS, refuse_too_few
 from disagg.workers import machine
 from disagg.workers.options import AUTO, Dtype, WorkerOptions
 
@@ -106,7 +107,7 @@ def plan_pool(
         memory: of the device; None asks for that of this process's own.
 
     Raises:
-        ConfigError: the pool does not fit, or nothing is left for one; ``param`` is the setting.
+        ConfigError: the pool does not fit, or could serve no request; ``param`` is the setting.
     """
     # Blocks and their bytes depend on the model alone: any budget gives them.
     whole = plan_memory(specs, 1 << 62, max_model_tokens, whole_states=whole_states)
@@ -114,6 +115,8 @@ def plan_pool(
     most = 1 + options.max_sequences * whole.blocks_per_sequence
     memory = memory or machine.device_memory(device)
     budget = _Budget.of(options, device, memory, weight_bytes, weights_loaded)
+    shortest = min(SHORTEST_TOKENS, max_model_tokens)
+    least = plan_memory(specs, 1 << 62, shortest, whole_states=whole_states).blocks_per_sequence
     if isinstance(options.num_blocks, str):
         num_blocks = min(most, budget.pool_bytes // block_bytes)
         why = (
@@ -121,14 +124,15 @@ def plan_pool(
             if num_blocks == most
             else f"auto: {budget}"
         )
-        if num_blocks < 2:
+        if num_blocks <= least:
             raise ConfigError(
-                f"worker.num_blocks: no memory is left for KV blocks of"
+                f"worker.num_blocks: no memory is left for {least + 1} KV blocks of"
                 f" {format_memory(block_bytes)}: {budget}",
                 param="worker.num_blocks",
             )
     else:
         num_blocks, why = options.num_blocks, "given"
+        refuse_too_few(num_blocks, least)
         if num_blocks * block_bytes > budget.room_bytes:
             raise ConfigError(
                 f"worker.num_blocks: {num_blocks:,} blocks of {format_memory(block_bytes)} take"

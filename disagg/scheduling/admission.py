@@ -2,9 +2,13 @@
 
 from bisect import bisect_right
 
+from disagg.errors import ConfigError
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.messages.submit import Role, Submit
 from disagg.scheduling.limits import WorkerLimits
+
+SHORTEST_TOKENS = 2
+"""Of a request: a prompt of one token and one that answers it."""
 
 
 def num_blocks_for(kv: KVCacheCoordinator, num_tokens: int) -> int:
@@ -43,11 +47,33 @@ def served_tokens_max(limits: WorkerLimits, kv: KVCacheCoordinator) -> int:
 
     Of one sequence in an otherwise empty pool, at the peak of each of its groups. A window counts
     with the tokens of one step beside it, however long the sequence grows: preempted at its last
-    token, it is computed in chunks again. 0 where not even one token fits.
+    token, it is computed in chunks again.
+
+    Raises:
+        ConfigError: not even a prompt of one token and its answer fit.
     """
+    refuse_too_few(kv.num_usable_blocks + 1, num_blocks_for(kv, SHORTEST_TOKENS))
     lengths = range(limits.max_model_tokens + 1)
     fitting = bisect_right(lengths, kv.num_usable_blocks, key=lambda n: num_blocks_for(kv, n))
-    return max(0, fitting - 1)
+    return fitting - 1
+
+
+def refuse_too_few(num_blocks: int, needed: int) -> None:
+    """Nothing, where a pool can serve anything at all.
+
+    Args:
+        num_blocks: of the pool, with the null block.
+        needed: by a sequence of `SHORTEST_TOKENS`.
+
+    Raises:
+        ConfigError: it cannot; says how many blocks do.
+    """
+    if num_blocks <= needed:
+        raise ConfigError(
+            f"worker.num_blocks: {num_blocks} are too few for any request: one token and its"
+            f" answer take {needed}, and one block is never used; at least {needed + 1}",
+            param="worker.num_blocks",
+        )
 
 
 def handover_tokens_max(limits: WorkerLimits, kv: KVCacheCoordinator) -> int:

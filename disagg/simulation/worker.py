@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
-from disagg.errors import ConfigError, ExpiredError, InvariantViolation
+from disagg.errors import ExpiredError, InvariantViolation
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_log import WAITING_EVENTS_MAX, KVEventLog
 from disagg.kv.hashing import BlockHasher
@@ -313,13 +313,6 @@ def _registration(core: WorkerCore, me: Incarnation, role: str, hash_scheme: str
         wire_max=WIRE_MAX,
         layout_version=LAYOUT_VERSION,
     )
-    longest = served_tokens_max(core.limits, core.kv)
-    if not longest:
-        raise ConfigError(
-            f"worker.num_blocks: of {core.kv.num_usable_blocks} usable blocks no sequence gets the "
-            f"one that each of its {len(layout.groups)} groups needs",
-            param="worker.num_blocks",
-        )
     return WorkerInfo(
         incarnation=me,
         address="",
@@ -327,7 +320,7 @@ def _registration(core: WorkerCore, me: Incarnation, role: str, hash_scheme: str
         model="simulated",
         contract=contract,
         groups=group_infos(layout),
-        max_model_tokens=longest,
+        max_model_tokens=served_tokens_max(core.limits, core.kv),
         handover_tokens_max=handover_tokens_max(core.limits, core.kv),
         num_blocks=core.kv.num_usable_blocks,
         max_sequences=core.limits.max_sequences,

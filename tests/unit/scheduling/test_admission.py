@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.errors import ContextLengthError
+from disagg.errors import ConfigError, ContextLengthError
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.full_attention import FullAttentionSpec
@@ -16,7 +16,7 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.submit import PeerAddress, Role, Submit
-from disagg.scheduling.admission import num_blocks_for, rejection_of, served_tokens_max
+from disagg.scheduling.admission import SHORTEST_TOKENS, rejection_of, served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from tests.unit.routing.builders import Router, request, worker
@@ -96,10 +96,15 @@ def test_what_is_registered_is_served(specs: tuple[Spec, ...], num_blocks: int) 
         assert not ends(pool(num_blocks, *specs), 1, longest + 1)
 
 
-def test_a_pool_without_room_for_a_token_serves_none() -> None:
-    kv = pool(1, FULL, WINDOW)
-    assert num_blocks_for(kv, 1) == 2
-    assert served_tokens_max(LIMITS, kv) == 0
+@pytest.mark.parametrize(("specs", "least"), [((FULL,), 1), ((FULL, WINDOW), 2)])
+def test_a_pool_without_room_for_any_request_is_refused(
+    specs: tuple[Spec, ...], least: int
+) -> None:
+    assert served_tokens_max(LIMITS, pool(least, *specs)) >= SHORTEST_TOKENS
+    if least > 1:
+        said = f"worker.num_blocks: {least} are too few .* take {least}, .* at least {least + 1}$"
+        with pytest.raises(ConfigError, match=said):
+            served_tokens_max(LIMITS, pool(least - 1, *specs))
 
 
 @pytest.mark.parametrize(

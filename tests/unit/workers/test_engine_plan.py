@@ -7,7 +7,10 @@ import pytest
 
 from disagg.errors import ConfigError
 from disagg.kv.shapes.memory_plan import plan_memory
+from disagg.messages.identity import Incarnation
+from disagg.scheduling.admission import SHORTEST_TOKENS, served_tokens_max
 from disagg.workers import machine
+from disagg.workers.core_of_options import build_core
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.native.plan import NativePlan, plan_native
@@ -168,9 +171,28 @@ def test_a_pool_that_does_not_fit_is_refused_with_figures(
     plan_native(replace(OPTIONS, num_blocks=fits), checkpoint)  # control: so many do
 
 
+@pytest.mark.parametrize("family", ["gemma3", "qwen3", "qwen3_5", "jamba", "gemma3n"])
+def test_a_pool_for_no_request_is_refused_with_the_least_number(
+    host: Host, family: str, tmp_path: Path
+) -> None:
+    """A worker registered, served nothing, and said so in a warning."""
+    model = open_checkpoint(make_checkpoint(tmp_path, family))
+    with pytest.raises(ConfigError) as refused:
+        plan_native(replace(OPTIONS, num_blocks=1), model)
+    assert refused.value.param == "worker.num_blocks"
+    least = int(refused.value.message.rpartition(" ")[2])
+    with pytest.raises(ConfigError, match=rf"{least - 1} are too few .*; at least {least}$"):
+        plan_native(replace(OPTIONS, num_blocks=least - 1), model)
+    options = replace(OPTIONS, model_dir=str(tmp_path), num_blocks=least)
+    plan_native(options, model)
+    engine = NativeEngine(tmp_path, num_blocks=least)
+    core = build_core(Incarnation("w", "1"), options, engine, engine.layout, b"key", ())
+    assert served_tokens_max(core.limits, core.kv) >= SHORTEST_TOKENS  # the core agrees
+
+
 def test_weights_that_leave_nothing_are_told(host: Host, checkpoint: Checkpoint) -> None:
     host.memory = Memory(16 * GIB, 1 << 20)
-    with pytest.raises(ConfigError, match=r"no memory is left for KV blocks .* 1 MiB available"):
+    with pytest.raises(ConfigError, match=r"no memory is left for 7 KV blocks .* 1 MiB available"):
         plan_native(OPTIONS, replace(checkpoint, num_weights=1 << 18))
 
 
