@@ -98,7 +98,7 @@ class World:
         self._prompts = Prompts()
         self.routers = Routers(plan.router, self.hasher, self._perform)
         self._outcomes: dict[str, Outcome] = {}
-        self._num_asked = self._num_ended = 0
+        self._num_asked = self._num_ended = self._num_to_come = 0
         self._began_ms = 0.0
         width = len(str(len(plan.roles)))
         self._hosts: dict[int, Host] = {}
@@ -130,6 +130,7 @@ class World:
         if not self.time.num_events:
             self._begin()
         self._began_ms = self.time.now_ms + BEGIN_MS
+        self._num_to_come = len(outcomes)
         for request_id, request in zip(ids, trace, strict=True):
             self.time.after(BEGIN_MS + request.at_ms, partial(self._send, request_id))
         while self._num_ended < len(outcomes):
@@ -188,6 +189,7 @@ class World:
 
     def _send(self, request_id: str) -> None:
         """It leaves its client; what its first token takes back to it is added here as well."""
+        self._num_to_come -= 1
         curves = self.plan.curves
         way_ms = curves.request.at(self._outcomes[request_id].request.num_prompt)
         if curves.request_beside_ms:
@@ -296,19 +298,30 @@ class World:
     # --- time
 
     def _begin(self) -> None:
-        self._every(HEARTBEAT_MS, self._heartbeat)
+        self._heartbeat()
         for worker in self.workers:
             worker.report()
-        self._every(ROUTER_TICK_MS, lambda: self.routers.tick(self.time.clock_ms))
+        self._tick()
+
+    def _tick(self) -> None:
+        self.routers.tick(self.time.clock_ms)
+        self.time.after(self._idle_ms() + ROUTER_TICK_MS, self._beat)
+
+    def _beat(self) -> None:
+        if not self.time.now_ms % HEARTBEAT_MS:
+            self._heartbeat()
+        self._tick()
+
+    def _idle_ms(self) -> float:
+        """Whole heartbeats to leave out: nobody has anything to do, and the next request is far.
+
+        The routers' clock takes what is left out for a moment in which they stood still.
+        """
+        if self.routers.num_live or self.time.num_planned != self._num_to_come:
+            return 0.0
+        return max(0.0, (self.time.next_ms - self.time.now_ms) // HEARTBEAT_MS - 2) * HEARTBEAT_MS
 
     def _heartbeat(self) -> None:
         opens = self.time.now_ms < HEARTBEAT_MS
         for worker in self.workers:
             self.routers.register(self.time.clock_ms, worker.info, opens=opens)
-
-    def _every(self, period_ms: float, happen: Callable[[], None]) -> None:
-        def again() -> None:
-            happen()
-            self.time.after(period_ms, again)
-
-        again()

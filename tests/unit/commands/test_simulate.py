@@ -141,7 +141,7 @@ def test_progress_goes_to_the_other_stream(measured: str) -> None:
         (("--trace", "seconds.jsonl"), "requests per second by the trace's own times"),
         (
             ("--mix", "short-chat", "--rate", "1", "--set", "worker.num_blocks=2"),
-            "worker.num_blocks: 2 are too few for any request: one token and its answer take 2",
+            "worker.num_blocks: 2 are too few for any request: one token and its answer",
         ),
         (("--trace", "bad.jsonl"), "bad.jsonl, line 1: timestamp: "),
         (("--trace", "missing.jsonl"), "missing.jsonl"),

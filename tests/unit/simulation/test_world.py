@@ -277,6 +277,23 @@ def test_a_fleet_plays_one_trace_after_the_other_in_other_roles() -> None:
     assert again.ttft_ms < other.ttft_ms, "what was cached is"
 
 
+@pytest.mark.parametrize("num_routers", [1, 3])
+def test_time_in_which_nobody_has_anything_to_do_costs_nothing_and_changes_nothing(
+    num_routers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took a heartbeat of every worker each second, and ten ticks of every router."""
+    plan = with_routers(fleet(2, 2, "estimated"), num_routers)
+    times_ms = (0, 30, 45_678, 45_999, 300_000, 302_500)
+    trace = [TraceRequest(at_ms, 1_500, 4, (0, 1, n + 2)) for n, at_ms in enumerate(times_ms)]
+    worlds = [World(plan), World(plan)]
+    skipped = worlds[0].run(trace)
+    after_days = worlds[0].run([replace(trace[0], at_ms=20 * 86_400_000), trace[1]])
+    assert all(one.finished for one in after_days)
+    monkeypatch.setattr(World, "_idle_ms", lambda _: 0.0)  # control: all of it is gone through
+    assert worlds[1].run(trace) == skipped
+    assert worlds[0].time.num_events < 1_000 < 3_000 < worlds[1].time.num_events
+
+
 def test_of_a_large_fleet_some_pools_are_verified_and_all_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
