@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from disagg.errors import ConfigError
+from disagg.telemetry.control_groups import group_folders, read_limit
 
 _ROOT = Path("/")
 
@@ -61,14 +62,14 @@ def used_bytes(device: str) -> int:
 def num_cores(root: Path = _ROOT) -> int:
     """Cores this process may use, by affinity and its control groups' quotas; at least 1."""
     cores = len(os.sched_getaffinity(0))
-    for folder in _group_folders(root, "cpu"):
-        quota, period = _read(folder / "cpu.max"), 0
+    for folder in group_folders(root, "cpu"):
+        quota, period = read_limit(folder / "cpu.max"), 0
         if " " in quota:  # version 2
             quota, _, text = quota.partition(" ")
             period = int(text)
         else:
-            quota = _read(folder / "cpu.cfs_quota_us")
-            period = int(_read(folder / "cpu.cfs_period_us") or 0)
+            quota = read_limit(folder / "cpu.cfs_quota_us")
+            period = int(read_limit(folder / "cpu.cfs_period_us") or 0)
         if quota.isdigit() and period:
             cores = min(cores, math.ceil(int(quota) / period))
     return max(1, cores)
@@ -77,39 +78,15 @@ def num_cores(root: Path = _ROOT) -> int:
 def _group_limits(root: Path) -> list[tuple[int, int]]:
     """Limit and use of memory of every control group this process is in, innermost first."""
     found = []
-    for folder in _group_folders(root, "memory"):
-        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
-        used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+    for folder in group_folders(root, "memory"):
+        limit = read_limit(folder / "memory.max") or read_limit(folder / "memory.limit_in_bytes")
+        used = read_limit(folder / "memory.current") or read_limit(folder / "memory.usage_in_bytes")
         if not limit.isdigit() or not used.isdigit():
             continue
-        stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+        stat = dict(line.split() for line in read_limit(folder / "memory.stat").splitlines())
         prefix = (
             "total_" if "total_inactive_file" in stat else ""
         )  # version 1 counts children apart
         files = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
         found.append((int(limit), max(0, int(used) - files)))
     return found
-
-
-def _group_folders(root: Path, controller: str) -> list[Path]:
-    """Folders of the control groups of this process that have a controller, innermost first."""
-    mounted = root / "sys/fs/cgroup"
-    found: list[Path] = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            top = mounted
-        elif controller in controllers.split(","):
-            top = mounted / controller
-        else:
-            continue
-        inner = top / path.strip("/")
-        found += [folder for folder in (inner, *inner.parents) if folder.is_relative_to(top)]
-    return found
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:  # this version of control groups, or this level, has no such file
-        return ""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from disagg.errors import ConfigError, ExpiredError
 
 _POLL_S = 0.05
 _TAIL_LINES = 15
+MEMORY = "most often by the kernel for lack of memory; see dmesg"
+"""Behind that a process was killed, which says nothing itself."""
 
 
 class Child:
@@ -33,6 +36,7 @@ class Child:
         """
         self.name = name
         self.log_path = log_path
+        self._killed = False
         # The child gets its settings in a file; variables would override them a second time.
         environ = {k: v for k, v in os.environ.items() if not k.startswith("DISAGG_")}
         with contextlib.ExitStack() as opened:
@@ -62,15 +66,20 @@ class Child:
         """Of a process that has ended."""
         return self._process.poll()
 
+    @property
+    def end(self) -> str:
+        """How it has ended, in words that follow its name."""
+        code = self.exit_code
+        return how_it_ended(code or 0, MEMORY if not self._killed else "")
+
     def check(self) -> None:
         """Do nothing while it runs.
 
         Raises:
             ConfigError: it ended; the message holds the end of its log.
         """
-        code = self._process.poll()
-        if code is not None:
-            raise ConfigError(f"{self.name} ended with exit code {code}:\n{self.tail()}")
+        if self.ended:
+            raise ConfigError(f"{self.name} {self.end}:\n{self.tail()}")
 
     def tail(self) -> str:
         """Last lines of the log."""
@@ -82,6 +91,7 @@ class Child:
     def signal(self, number: int) -> None:
         """Send it a signal, if it runs."""
         if not self.ended:
+            self._killed = number == signal.SIGKILL
             self._process.send_signal(number)
 
     def hurry(self) -> None:
@@ -105,3 +115,21 @@ class Child:
             self._process.kill()
             self._process.wait()
             raise ExpiredError(f"{self.name} did not stop in {timeout_s:g} s and was killed")
+
+
+def how_it_ended(code: int, killer: str = MEMORY) -> str:
+    """In words that follow the name of a process.
+
+    Args:
+        code: its exit code; below 0 the signal that ended it, as `subprocess` has it.
+        killer: who may have killed it, where that is not known otherwise.
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    if code == -signal.SIGKILL:
+        return "was killed (signal 9)" + (f": {killer}" if killer else "")
+    try:
+        name = f"{signal.Signals(-code).name}, "
+    except ValueError:  # a real-time one
+        name = ""
+    return f"was ended by {name}signal {-code}"

@@ -35,9 +35,9 @@ class FleetHealth:
         self.is_complete = False
         self.fault = ""
 
-    def see_end(self, exit_code: int) -> None:
-        """The supervisor has ended; another one is started."""
-        self._end = f"; it ended with exit code {exit_code}"
+    def see_end(self, how: str) -> None:
+        """The supervisor has ended so; another one is started."""
+        self._end = f"; it {how}"
 
     def see(self, report: FleetReport | None, now_s: float) -> None:
         """Take what the supervisor that runs has written last; None: there is nothing."""

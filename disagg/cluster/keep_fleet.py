@@ -8,7 +8,7 @@ import time
 
 import yaml
 
-from disagg.cluster.child import Child
+from disagg.cluster.child import Child, how_it_ended
 from disagg.cluster.counts import Counts
 from disagg.cluster.fleet_health import FleetHealth
 from disagg.cluster.fleet_report import FleetReport
@@ -110,7 +110,7 @@ class FleetKeeper:
         while not self._ending.is_set():
             code = self._supervisor.poll()
             if code is not None:
-                self._health.see_end(code)
+                self._health.see_end(how_it_ended(code))
             child = self._supervisor.child
             report = FleetReport.read(self._report_file, child.pid) if child is not None else None
             self._health.see(report, time.monotonic())
@@ -133,4 +133,4 @@ class FleetKeeper:
         if not child.ended:
             child.stop(0)
         if child.exit_code:
-            raise ExpiredError(f"the workers did not end in order: exit code {child.exit_code}")
+            raise ExpiredError(f"what was to end the workers {child.end}")

@@ -50,7 +50,7 @@ class Kept:
                 self._back_off.runs(now_s)
             return None
         delay_s = self._back_off.ended(now_s)
-        self._report(f"{self._name} ended with exit code {code}; again in {delay_s:g} s")
+        self._report(f"{self._name} {self.child.end}; again in {delay_s:g} s")
         self.child, self._start_at_s = None, now_s + delay_s
         return code
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import yaml
 
-from disagg.cluster.child import Child
+from disagg.cluster.child import MEMORY, Child
 from disagg.cluster.hash_key import with_hash_key
 from disagg.cluster.own_settings import CERTIFICATES, decide_ports, with_certificates
 from disagg.cluster.processes import (
@@ -22,11 +22,12 @@ from disagg.cluster.processes import (
     is_alive,
     named,
 )
-from disagg.cluster.ray_cluster import start_ray, stop_ray
+from disagg.cluster.ray_cluster import num_workers, start_ray, stop_ray
 from disagg.cluster.run_folder import RunFolder
 from disagg.config import Settings, local_router_address, reachable_host, router_options
 from disagg.errors import ConfigError, DisaggError, ExpiredError
 from disagg.telemetry.open_files import tight_limits
+from disagg.telemetry.task_limits import tasks_left
 from disagg.tls.authority import remove_keys
 from disagg.workers.actor import WORKER_PATH, WorkerState
 
@@ -37,6 +38,10 @@ log = logging.getLogger(__name__)
 
 _RAY_PARTS = ("gcs_server", "raylet")
 """Ray's library ends this process a minute after one of them has, and leaves everything behind."""
+_TASKS = 192
+_TASKS_PER_WORKER = 32
+"""Processes and threads that Ray with the router take, and each worker, where there are two cores.
+With fewer Ray does not start, hangs, or leaves processes behind."""
 _POLL_S = 0.1
 _HTTP_TIMEOUT_S = 2.0
 
@@ -113,6 +118,7 @@ class LocalCluster:
             raise ConfigError("a Ray cluster is given", param="cluster.ray_address")
         self.settings = with_hash_key(self.settings, os.environ)
         router_options(self.settings)  # a bad checkpoint is reported before anything starts
+        _refuse_few_tasks(num_workers(self.settings))
         self.settings = decide_ports(self.settings)
         self._before = find_children(os.getpid())
         self._folder = RunFolder()
@@ -142,7 +148,7 @@ class LocalCluster:
             if not is_alive(process):
                 self._supervisor = None  # it would ask Ray, and wait for it
                 # A fault, so that its logs stay.
-                self.faults.append(f"Ray's {name} has ended{tight_limits()}")
+                self.faults.append(f"Ray's {name} has ended{tight_limits()}; killed, {MEMORY}?")
                 raise ConfigError(self.faults[-1])
         if self._supervisor is not None:
             self._supervisor.poll()
@@ -238,6 +244,17 @@ class LocalCluster:
             if time.monotonic() > deadline:
                 raise ExpiredError(f"the router's {path} is not 200 in time: {status} {body}")
             time.sleep(_POLL_S)
+
+
+def _refuse_few_tasks(num_workers: int) -> None:
+    """Raise ConfigError where a limit of the system does not let so many workers start."""
+    found, needed = tasks_left(), _TASKS + _TASKS_PER_WORKER * num_workers
+    if found is not None and found[0] < needed:
+        left, limit = found
+        raise ConfigError(
+            f"only {max(0, left)} more processes and threads may be started here: {limit}; Ray, the"
+            f" router and {num_workers} workers take {needed} and more"
+        )
 
 
 def get(url: str, path: str) -> tuple[int, str]:

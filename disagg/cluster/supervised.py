@@ -9,6 +9,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
 from disagg.cluster.back_off import BackOff
+from disagg.cluster.child import MEMORY
 from disagg.cluster.worker_actors import ActorName, end_actor, remove_group
 from disagg.workers.actor import WorkerState
 
@@ -19,6 +20,8 @@ _SILENT_S = 30.0
 _REGISTERS_S = 5.0
 """After which it is said that no router has one that serves."""
 _UNSEEN_S = 2.0
+_WITHOUT_A_WORD = "Worker unexpectedly exits"
+"""In what Ray says where all it knows is that the connection ended, and then guesses why."""
 
 
 @dataclass(slots=True)
@@ -116,7 +119,7 @@ class Supervised:
             self.serves = False
         except RayError as error:  # its process has ended
             remove_group(self.name)  # what comes next may have another name
-            self._ended(last_line(error))
+            self._ended(why_ended(error, self.state.pid if self.state is not None else None))
 
     def see_silence(self, now_s: float, patience_s: float) -> None:
         """Count how long one that has served does not answer; it hangs if that is for too long.
@@ -210,6 +213,24 @@ class Supervised:
         delay_s = self.back_off.ended(time.monotonic())
         self.say(f"{reason}; a new one in {delay_s:g} s")
         self.create_at_s = time.monotonic() + delay_s
+
+
+def why_ended(error: RayError, pid: int | None) -> str:
+    """What there is to say of a worker's process that has ended.
+
+    Args:
+        error: Ray's.
+        pid: of the process; None: it has not served.
+    """
+    said = last_line(error)
+    if _WITHOUT_A_WORD not in said:
+        return said
+    process = "its process" if pid is None else f"its process {pid}"
+    log = "logs/worker-*.err" if pid is None else f"logs/worker-*-{pid}.err"
+    return (
+        f"{process} has ended; where its log ({log} in Ray's folder) does not say why it was"
+        f" killed, {MEMORY}"
+    )
 
 
 def last_line(error: Exception) -> str:

@@ -81,7 +81,7 @@ def test_who_ends_again_and_again_is_waited_for_less() -> None:
 def test_a_supervisor_that_says_nothing_is_named_with_its_end() -> None:
     one = health()
     one.see(report(2), 50.0)
-    one.see_end(2)
+    one.see_end("ended with exit code 2")
     see_until(one, None, 51, 150)
     assert one.fault == ""
     one.see(None, 151.0)
