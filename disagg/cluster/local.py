@@ -182,9 +182,11 @@ class LocalCluster:
         self._folder, self._router, self._supervisor = None, None, None
         self._ray.clear()
         remove_keys(folder.path / CERTIFICATES)  # also where the logs stay
+        has_logs = any(one.is_file() for one in folder.path.rglob("*"))
         if self.faults:
-            self._report(f"{'; '.join(self.faults)} (logs in {folder.path})")
-        else:
+            where = f" (logs in {folder.path})" if has_logs else ""
+            self._report(f"{'; '.join(self.faults)}{where}")
+        if not (self.faults and has_logs):
             folder.remove()
 
     def hurry(self) -> None:

@@ -15,6 +15,12 @@ _POLL_S = 0.5
 _NOTICE_S = 30.0
 """A supervisor looks every two seconds at what is wanted."""
 
+_ALONE = (
+    ". The one that a disagg serve without --ray-address has started cannot be joined: end it and"
+    " start it again with --prefill and --decode, or start Ray (ray start --head) and run disagg"
+    " serve --ray-address auto beside it, which this command scales"
+)
+
 Count = Annotated[int | None, typer.Option(min=0, max=COUNT_MAX, show_default=False)]
 
 
@@ -50,7 +56,12 @@ def scale(
     from disagg.cluster.ray_cluster import join_ray, stop_ray
 
     console = Console(highlight=False, soft_wrap=True)
-    join_ray(settings.cluster.ray_address, settings.cluster.join_timeout_s)
+    try:
+        join_ray(settings.cluster.ray_address, settings.cluster.join_timeout_s)
+    except ExpiredError as error:
+        if "the token of the Ray cluster" in error.message:
+            error.message += _ALONE
+        raise
     try:
         from disagg.cluster.charge import is_supervised  # imports Ray
         from disagg.cluster.scale_record import read_fleet, write_wish

@@ -14,7 +14,7 @@ from disagg.config import Settings
 from disagg.errors import ConfigError
 from disagg.workers.tiers.contract import PARTS, place_of_rank
 from disagg.workers.tiers.disk_store import LOCK_FILE, DiskStore
-from disagg.workers.tiers.object_store import ObjectStore
+from disagg.workers.tiers.object_store import BLOCK_BYTES_MAX, ObjectStore
 from disagg.workers.tiers.options import parse_tiers
 from disagg.workers.tiers.store import Store
 from disagg.workers.tiers.stored_block import HEADER_BYTES, StoredBlock, block_name, why_not
@@ -189,6 +189,8 @@ def verify(
 
 
 def _why_damaged(store: Store, block: StoredBlock) -> str:
+    if block.num_bytes > BLOCK_BYTES_MAX:
+        return "too large"
     try:
         data = store.load(block)
     except ConfigError:

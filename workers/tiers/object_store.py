@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DELETE_AT_ONCE = 500
 LIST_AT_ONCE = 1000
+OBJECTS_MAX = 1 << 24
+"""Of one listing: a store that always has a next page would fill the memory."""
 CONTRACT_BYTES_MAX = 1 << 20
 BLOCK_BYTES_MAX = 1 << 32
 """Of any model: what is larger is no block, however it is called."""
@@ -104,8 +106,17 @@ class ObjectStore:
 
     def blocks(self) -> Iterator[StoredBlock]:
         """See `Store.blocks`."""
+        firsts: set[str] = set()
         try:
             for objects in self._obstore.list(self._objects, chunk_size=LIST_AT_ONCE):
+                if objects and objects[0]["path"] in firsts:
+                    raise ConfigError(f"{self.place}: its listing begins anew", param="place")
+                firsts.update(found["path"] for found in objects[:1])
+                if len(firsts) * LIST_AT_ONCE > OBJECTS_MAX:
+                    raise ConfigError(
+                        f"{self.place}: its listing has more than {OBJECTS_MAX:,} objects",
+                        param="place",
+                    )
                 for found in objects:
                     folder, _, name = found["path"].rpartition("/")
                     key = parse_block_name(name)

@@ -106,6 +106,15 @@ def test_verify_names_what_is_damaged(place: str, folder: Path) -> None:
     assert cache("verify", place)[0] == 0
 
 
+def test_a_file_that_is_no_block_by_its_size_is_not_read(place: str, folder: Path) -> None:
+    """A sparse file of 1 TiB ended it with MemoryError."""
+    os.truncate(path_of(folder, KEYS[0]), 1 << 40)
+    code, text = cache("verify", place, "--json")
+    (answer,) = json.loads(text)["stores"]
+    assert [one["why"] for one in answer["damaged"]] == ["too large"]
+    assert (code, answer["num_blocks"]) == (1, 6)
+
+
 def test_what_cannot_be_read_is_named_and_kept(
     place: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,9 @@
 
 import os
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +229,24 @@ def test_a_store_that_cannot_be_listed_is_refused_at_the_start(
     broken.append("list")
     with pytest.raises(ConfigError, match="list timed out"):
         object_tier(store)
+
+
+@pytest.mark.parametrize(("repeats", "said"), [(True, "begins anew"), (False, "more than 16,777,")])
+def test_a_listing_without_end_is_given_up(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, repeats: bool, said: str
+) -> None:
+    """It was followed until the memory was full."""
+
+    def pages(*_: object, **__: object) -> Iterator[list[dict[str, str]]]:
+        for number in count():
+            yield [{"path": f"other/{0 if repeats else number}"}]
+
+    class Obstore:
+        list = staticmethod(pages)
+
+    monkeypatch.setattr(store, "_obstore", Obstore())
+    with pytest.raises(ConfigError, match=said):
+        list(store.blocks())
 
 
 @pytest.mark.parametrize("place", ["", "bucket", "nothing://known"])
