@@ -271,7 +271,7 @@ class RouterCore:
                 return actions + self._admit_freed(now_ms)
             case PrefillProgress():
                 self._lifecycle.progress(now_ms, incarnation, message)
-                return []
+                return self._admit_freed(now_ms)
             case PrefillReport() | TransferReport():
                 self._lifecycle.report(now_ms, incarnation, message)
                 return []

@@ -151,7 +151,7 @@ class Fleet:
     def remove(self, incarnation: Incarnation) -> LostWorker:
         """Forget a worker and its blocks; it may register again."""
         worker = self._workers.pop(incarnation.worker_id)
-        self.rooms.remove(incarnation)
+        self._own(self.rooms.remove(incarnation))
         self.roster.remove(worker)
         self.keepers.remove(incarnation)
         self.speeds.forget(incarnation)
@@ -225,9 +225,15 @@ class Fleet:
         """A request has begun there, was planned anew, or its prompt is computed."""
         self._own(self.rooms.count(request_id, generation))
 
-    def forget(self, request_id: str) -> None:
+    def end(self, request_id: str, generation: Generation) -> None:
         """A request has ended; unknown ones are ignored."""
-        self._own(self.rooms.forget(request_id))
+        self._own(self.rooms.end(request_id, generation))
+
+    def received(self, incarnation: Incarnation, number: int) -> bool:
+        """A generation's submit has come to a worker; whether that makes room somewhere."""
+        changed = self.rooms.received(incarnation, number)
+        self._own(changed)
+        return bool(changed)
 
     def kv_events(
         self,

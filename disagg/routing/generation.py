@@ -38,6 +38,8 @@ class Generation:
     kept_at: Incarnation | None = None
     """Who ended its decode, and keeps the KV of it for another one."""
     num_kept_tokens: int = 0
+    received_at: set[Incarnation] = field(default_factory=set)
+    """Workers that have said that its submit has come."""
     finished_at: set[Incarnation] = field(default_factory=set)
     """Workers that reported the last token."""
     prefill_report: PrefillReport | None = None

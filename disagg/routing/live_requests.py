@@ -73,7 +73,7 @@ class LiveRequests:
     def end(self, now_ms: int, request: RoutedRequest, outcome: str, error: str = "") -> None:
         """A live request ends: what it took is free again."""
         del self._requests[request.request_id]
-        self._fleet.forget(request.request_id)
+        self._fleet.end(request.request_id, request.current)
         self._fleet.speeds.answers.end(request.request_id)
         self.has_freed = True
         self._pace.note(now_ms)

@@ -175,8 +175,15 @@ class RequestLifecycle:
         return self._replan(now_ms, request, ended.reason.value, ended.message, leased=leased)
 
     def progress(self, now_ms: int, incarnation: Incarnation, progress: PrefillProgress) -> None:
-        """A prefill or a transfer went on: patience begins again when the figure grew."""
+        """A prefill or a transfer went on: patience begins again when the figure grew.
+
+        Without a figure it is the receipt of a submit.
+        """
         request = self._concerned(incarnation, progress.key)
+        if not progress.num_computed_tokens:
+            if request is not None:
+                request.current.received_at.add(incarnation)
+            self._live.has_freed |= self._fleet.received(incarnation, progress.key.generation)
         if request is None:
             self.counters["late_messages", ""] += 1
             return

@@ -32,7 +32,9 @@ class Rooms:
     bound may be exceeded where a router comes to a full worker, or several begin at one moment, by
     once for each further router, and until those with more than their part have given it up.
 
-    A request counts with its current generation, so what is counted twice is counted once.
+    A request counts with its current generation, so what is counted twice is counted once. One that
+    is given up before its workers have said that they received it counts until they have: else a
+    client that leaves again and again would fill the streams to them, ahead of everybody.
 
     Args:
         router: id of this one.
@@ -52,6 +54,10 @@ class Rooms:
         self._bounds: dict[Incarnation, _Bounds] = {}
         self._counted: dict[str, tuple[Incarnation, Incarnation, int]] = {}
         """By request: who decodes it, who prefills it, and tokens of that."""
+        self._ended: dict[int, tuple[set[Incarnation], tuple[Incarnation, Incarnation, int]]] = {}
+        """By generation the same of those that have ended, and who has not received them yet."""
+        self._telling: set[Incarnation] = set()
+        """Workers that say what they have received."""
         self._prefill_tokens: Counter[Incarnation] = Counter()
         self._num_requests: Counter[Incarnation] = Counter()
 
@@ -68,9 +74,15 @@ class Rooms:
         self._bounds[info.incarnation] = _Bounds(bit, prefill_tokens, num_requests)
         self._look([info.incarnation])
 
-    def remove(self, worker: Incarnation) -> None:
-        """A worker has left; what requests have there goes on to count, for it may come back."""
+    def remove(self, worker: Incarnation) -> set[Incarnation]:
+        """A worker has left; what requests have there goes on to count, for it may come back.
+
+        Returns as `count` does.
+        """
         self.roomy &= ~self._bounds.pop(worker).bit
+        self._telling.discard(worker)
+        waiting = [number for number, (missing, _) in self._ended.items() if worker in missing]
+        return {one for number in waiting for one in self._no_more_missing(worker, number)}
 
     def prefill_tokens(self, worker: Incarnation) -> int:
         """That this router's requests have to prefill there, as far as it knows."""
@@ -96,11 +108,33 @@ class Rooms:
         self._counted[request_id] = decode, prefill, tokens
         return changed
 
-    def forget(self, request_id: str) -> tuple[Incarnation, ...]:
+    def end(self, request_id: str, generation: Generation) -> tuple[Incarnation, ...]:
         """A request has ended; unknown ones are ignored. Returns as `count` does."""
+        missing = self._telling.intersection(generation.workers) - generation.received_at
+        if not missing or request_id not in self._counted:
+            return self.forget(request_id)
+        self._ended[generation.key.generation] = missing, self._counted.pop(request_id)
+        return ()
+
+    def received(self, worker: Incarnation, number: int) -> tuple[Incarnation, ...]:
+        """The submit of a generation has come there. Returns as `count` does."""
+        self._telling.add(worker)
+        return self._no_more_missing(worker, number) if number in self._ended else ()
+
+    def forget(self, request_id: str) -> tuple[Incarnation, ...]:
+        """Count a request no more; unknown ones are ignored. Returns as `count` does."""
         counted = self._counted.pop(request_id, None)
-        if counted is None:
+        return () if counted is None else self._uncount(counted)
+
+    def _no_more_missing(self, worker: Incarnation, number: int) -> tuple[Incarnation, ...]:
+        missing, counted = self._ended[number]
+        missing.discard(worker)
+        if missing:
             return ()
+        del self._ended[number]
+        return self._uncount(counted)
+
+    def _uncount(self, counted: tuple[Incarnation, Incarnation, int]) -> tuple[Incarnation, ...]:
         decode, prefill, tokens = counted
         self._num_requests[decode] -= 1
         self._prefill_tokens[prefill] -= tokens

@@ -8,13 +8,15 @@ import pytest
 
 from disagg.messages.identity import RequestKey
 from disagg.messages.registration import WorkerInfo
+from disagg.messages.session import receipt_of
 from disagg.messages.stats import RouterLoad
+from disagg.messages.submit import Submit
 from disagg.routing.generation import Generation
 from disagg.routing.index import PrefixIndex
 from disagg.routing.options import WORKER_PREFILL_TOKENS_MAX, WORKER_WAITING_MAX
 from disagg.routing.rooms import Rooms
 from disagg.routing.worker import Worker
-from tests.unit.routing.builders import STATS, worker
+from tests.unit.routing.builders import STATS, Router, request, worker
 from tests.unit.routing.model_workers import World
 
 TOKENS_MAX, WAITING_MAX = 20, 1
@@ -125,3 +127,43 @@ def test_bounds_are_shared_with_other_routers(seed: int) -> None:
                 told = teller.info, list(live.values()), teller.stats.loads
                 expected = has_room("a", *told, TOKENS_MAX, WAITING_MAX)
                 assert bool(rooms.roomy & 1 << number) == expected
+
+
+PREFILL, DECODE = (worker(role, role, max_sequences=1) for role in ("prefill", "decode"))
+
+
+def receives(router: Router, info: WorkerInfo, submit: Submit) -> None:
+    router.did(router.core.from_worker(router.now_ms, info.incarnation, receipt_of(submit)))
+
+
+def left_at_once() -> tuple[Router, Submit]:
+    """A router whose workers have said once what they received, and what its next client wanted."""
+    router = Router(PREFILL, DECODE, policy="cache_affinity", worker_waiting_max=0)
+    for name in ("before", "left"):
+        router.generate(request(name))
+        ((_, submit), _) = router.submits
+        if name == "before":
+            receives(router, PREFILL, submit)
+            receives(router, DECODE, submit)
+        router.did(router.core.cancel(router.now_ms, name, "client left"))
+    router.generate(request("next"))
+    return router, submit
+
+
+def test_a_client_that_leaves_makes_room_when_the_workers_have_heard_of_it() -> None:
+    """Else one that leaves again and again fills the streams to them, ahead of all others."""
+    router, submit = left_at_once()
+    assert router.core.num_waiting == 1
+    receives(router, DECODE, submit)
+    assert router.core.num_waiting == 1
+    receives(router, PREFILL, submit)
+    assert router.core.num_waiting == 0
+    assert {one.key.request_id for _, one in router.submits} == {"next"}
+
+
+def test_or_when_those_that_have_not_are_gone() -> None:
+    router, submit = left_at_once()
+    receives(router, DECODE, submit)
+    router.lost(PREFILL)
+    router.did(router.core.tick(router.now_ms))
+    assert router.core.num_waiting == 0
