@@ -130,7 +130,8 @@ class RouterApp:
         self._grpc_service = GrpcService(*parts, streams, self._followed.caches, tell)
         add_RouterServicer_to_server(self._grpc_service, self._grpc_server)
         self._admin = AdminApp(options, ring, self.dispatcher, self._metrics, self._siblings)
-        clients: App = HttpApp(*parts, streams)
+        self._http = HttpApp(*parts, streams)
+        clients: App = self._http
         if options.cors_origins:
             clients = CrossOrigin(clients, options.cors_origins)
         self._http_server = HttpServer(clients, options)
@@ -267,6 +268,7 @@ class RouterApp:
             watch.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._preparation.prompts.close()
+        self._http.close()
         logger.info("router stopped")
 
 

@@ -29,12 +29,22 @@ class FairThreads:
         num_threads: of them.
         waiting_max: jobs that wait; of more the longest queue's newest is refused.
         weights: of tenants, as where requests wait for workers.
+        rests: each thread does nothing after a job for as long as that took. For work that keeps
+            Python's lock: the event loop would have it for milliseconds between two jobs.
 
     Raises:
         RuntimeError: the system has no thread left.
     """
 
-    def __init__(self, num_threads: int, waiting_max: int, weights: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        num_threads: int,
+        waiting_max: int,
+        weights: Mapping[str, float],
+        *,
+        rests: bool = False,
+    ) -> None:
+        self._rests = rests
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
         self._make_threads(num_threads)
         self._num_idle = num_threads
@@ -63,6 +73,7 @@ class FairThreads:
             return result
         finally:
             self._queue.remove(tenant, job.key)
+            del job  # its error refers to this frame: megabytes would wait for the collector
 
     def _make_threads(self, num: int) -> None:
         """Make all of them now: without a thread for it a job is kept, and never done."""
@@ -89,11 +100,16 @@ class FairThreads:
             tenant, job = heads[0]
             self._queue.take(tenant, job.size)
             self._num_idle -= 1
-            running = asyncio.get_running_loop().run_in_executor(self._threads, job.work)
-            running.add_done_callback(functools.partial(self._ended, job))
+            loop = asyncio.get_running_loop()
+            running = loop.run_in_executor(self._threads, job.work)
+            running.add_done_callback(functools.partial(self._ended, job, loop.time()))
 
-    def _ended(self, job: _Job, ended: "asyncio.Future[Any]") -> None:
-        self._num_idle += 1
+    def _ended(self, job: _Job, began_s: float, ended: "asyncio.Future[Any]") -> None:
+        if self._rests:
+            loop = asyncio.get_running_loop()
+            loop.call_later(loop.time() - began_s, self._rested)
+        else:
+            self._num_idle += 1
         error = None if ended.cancelled() else ended.exception()
         if not job.done.done():  # else nobody waits any more
             if ended.cancelled():
@@ -102,4 +118,8 @@ class FairThreads:
                 job.done.set_exception(error)
             else:
                 job.done.set_result(ended.result())
+        self._start()
+
+    def _rested(self) -> None:
+        self._num_idle += 1
         self._start()

@@ -5,6 +5,7 @@ from typing import Any
 
 from disagg.router.callers import SERVE
 from disagg.router.dispatch import Dispatcher
+from disagg.router.fair_threads import FairThreads
 from disagg.router.generation_pages import GenerationPages
 from disagg.router.http_exchange import Exchange, Receive, Scope, Send
 from disagg.router.http_site import Page, Site
@@ -18,6 +19,7 @@ from disagg.router.request_preparation import Preparation
 from disagg.router.status_pages import StatusPages
 from disagg.router.token_pages import TokenPages
 from disagg.router.tokenizer import Tokenizer
+from disagg.routing.fair_queue import parse_weights
 
 
 class HttpApp:
@@ -37,7 +39,11 @@ class HttpApp:
         self._dispatcher = dispatcher
         self._preparation = preparation
         self._created = int(time.time())
-        bodies = RequestBodies(options)
+        # One, as what it does keeps Python's lock: several would let the event loop wait for all.
+        self._parsing = FairThreads(
+            1, options.requests_max, parse_weights(options.tenant_weights), rests=True
+        )
+        bodies = RequestBodies(options, self._parsing)
         self._generation = generation = GenerationPages(
             options, tokenizer, dispatcher, preparation, streams, bodies
         )
@@ -66,6 +72,10 @@ class HttpApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
         await self._site(scope, receive, send)
+
+    def close(self) -> None:
+        """End its thread."""
+        self._parsing.close()
 
     # --- the model
 

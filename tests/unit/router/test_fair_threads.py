@@ -1,7 +1,11 @@
 """Preparation of requests: who waits for a thread, and who is refused."""
 
 import asyncio
+import gc
 import threading
+import time
+import weakref
+from itertools import pairwise
 
 import pytest
 
@@ -116,3 +120,43 @@ def test_a_start_without_threads_is_an_error_and_leaves_none(
         FairThreads(2, 100, {})
     made[0].join(60)
     assert not made[0].is_alive()
+
+
+async def test_a_thread_rests_for_as_long_as_a_job_took() -> None:
+    """A job that keeps Python's lock leaves the event loop milliseconds until the next one."""
+    threads = FairThreads(1, 100, {}, rests=True)
+    times_s: list[tuple[float, float]] = []
+
+    def work() -> None:
+        began_s = time.monotonic()
+        time.sleep(0.1)
+        times_s.append((began_s, time.monotonic()))
+
+    await asyncio.gather(*(threads.run("a", 1, work) for _ in range(3)))
+    for (began_s, ended_s), (next_s, _) in pairwise(times_s):
+        assert next_s - ended_s > 0.9 * (ended_s - began_s)
+    threads.close()
+
+
+async def test_what_a_failed_job_had_needs_no_garbage_collector() -> None:
+    """It may have made 200 MB of a client's body, and the collector comes seldom."""
+    threads = FairThreads(1, 100, {})
+    made: list[weakref.ref[threading.Event]] = []
+
+    def work() -> None:
+        kept = threading.Event()
+        made.append(weakref.ref(kept))
+        raise ValueError("no request")
+
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="no request"):
+            await threads.run("a", 1, work)
+        for _ in range(100):
+            if made[0]() is None:
+                break
+            await asyncio.sleep(0.02)
+        assert made[0]() is None
+    finally:
+        gc.enable()
+    threads.close()
