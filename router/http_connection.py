@@ -33,6 +33,10 @@ REST_OF_EMPTY_LINES = re.compile(rb"[\r\n]+")
 """Of those that began in the packet before."""
 WAITING_MAX = 16
 """Requests that one connection sends before those ahead of them are answered."""
+IDLE_MIN_S = 1.0
+"""Who has been idle for less keeps its place: what it has sent may not have been read yet."""
+FULL_LOG_S = 10.0
+"""Between two lines that say that there are as many connections as may be."""
 STOP_GRACE_S = 1.0
 """Until who does not take the last of an answer is cut off, once the server ends."""
 
@@ -46,6 +50,8 @@ class TooManyConnectionsError(CapacityError):
 
 def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsProtocol]:
     """The protocol of a server's connections, within the bounds of its options."""
+    idle: dict[Any, None] = {}  # between requests or in a head, the longest first
+    again_s = 0.0
 
     class BoundedProtocol(HttpToolsProtocol):
         """Closes connections whose client sends no whole head, or does not take its answer.
@@ -73,7 +79,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             transport.set_write_buffer_limits(high=0)
-            if len(self.connections) > options.connections_max:
+            if len(self.connections) > options.connections_max and not self._takes_an_idle_ones():
                 self._end_with(
                     TooManyConnectionsError(
                         f"there are {options.connections_max} connections (limits.connections_max)",
@@ -81,10 +87,11 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                     )
                 )
                 return
-            self._idle_since_s = self.loop.time()
+            self._is_idle()
             self._watch_idle()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            idle.pop(self, None)
             self._unset_keepalive_if_required()
             self._stop_unsent_timer()
             super().connection_lost(exc)
@@ -171,6 +178,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 return
             self._is_in_head, self._has_moved = False, True
             self._idle_since_s = None
+            idle.pop(self, None)
             version = self.parser.get_http_version()
             check_head(version, self.url, self.headers)
             line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version.encode())
@@ -268,7 +276,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 self._start_asgi_task(*self.pipeline.pop())
             elif self._fault is None:
                 self.flow.resume_reading()
-                self._idle_since_s = self.loop.time()
+                self._is_idle()
             else:
                 self._end_with(self._fault)
 
@@ -284,6 +292,34 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 self.transport.abort()
 
         # --- who sends nothing
+
+        def _is_idle(self) -> None:
+            self._idle_since_s = self.loop.time()
+            idle[self] = None
+
+        def _has_been_idle_for(self, idle_s: float) -> bool:
+            since_s = self._idle_since_s
+            return since_s is not None and self.loop.time() - since_s >= idle_s
+
+        def _takes_an_idle_ones(self) -> bool:
+            """Close the connection that has been idle for longest, if there is one.
+
+            Else whoever opens as many as there may be, without a key, keeps everybody out.
+            """
+            nonlocal again_s
+            longest = next((one for one in idle if not one.flow.write_paused), None)
+            if longest is None or not longest._has_been_idle_for(IDLE_MIN_S):
+                return False
+            del idle[longest]
+            longest.transport.close()
+            if self.loop.time() >= again_s:
+                again_s = self.loop.time() + FULL_LOG_S
+                logger.warning(
+                    "there are %d connections (limits.connections_max): those that have been idle "
+                    "for longest are closed for new ones",
+                    options.connections_max,
+                )
+            return True
 
         def _watch_idle(self) -> None:
             """Close the connection once it has been idle for too long.

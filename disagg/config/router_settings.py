@@ -162,7 +162,8 @@ class LimitSettings(Section):
     """What one connection, request, key or tenant may take of the router (docs/limits.md)."""
 
     connections_max: Positive = 4096
-    """HTTP connections; one more is answered 503 and closed."""
+    """HTTP connections; one more takes the place of the one that is idle for longest, and is
+    answered 503 and closed where none is for a second."""
     header_bytes_max: int = Field(default=16 << 10, ge=1024, le=1 << 20)
     """Request line and headers; more are answered 431."""
     headers_max: int = Field(default=100, ge=8, le=10_000)

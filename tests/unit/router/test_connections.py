@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from disagg.router import http_connection
 from disagg.wire.v1 import router_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from tests.unit.router.scripted_worker import BOUND_S
@@ -15,6 +16,8 @@ from tests.unit.router.test_http_errors import COMPLETION, check_error
 
 HALF_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
 HALF_BODY = HALF_HEAD + b'content-type: application/json\r\ncontent-length: 100\r\n\r\n{"model'
+ASKING = HALF_BODY.partition(b"{")[0].replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
+"""Is answered by a 100, and then in progress."""
 WHOLE = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
@@ -190,9 +193,9 @@ async def test_a_long_answer_is_not_cut(open_house):
 async def test_connections_are_bounded(open_house):
     house = await open_house(connections_max=3)
     held = [await connect(house) for _ in range(3)]
-    for reader, writer in held:  # each is known to the router
-        writer.write(WHOLE)
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    for reader, writer in held:  # each is asked for the body of its request
+        writer.write(ASKING)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 100 ")
     reader, writer = await connect(house)
     assert (await until_closed(reader)).startswith(b"HTTP/1.1 503 ")
     writer.close()
@@ -204,6 +207,30 @@ async def test_connections_are_bounded(open_house):
     writer.write(WHOLE)
     assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
     writer.close()
+
+
+async def test_a_new_connection_takes_the_place_of_the_one_idle_for_longest(
+    open_house, caplog, monkeypatch
+):
+    monkeypatch.setattr(http_connection, "IDLE_MIN_S", 0.0)
+    house = await open_house(connections_max=3)
+    busy, longest, last = [await connect(house) for _ in range(3)]
+    busy[1].write(ASKING)
+    assert (await busy[0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+    for reader, writer in (longest, last):
+        writer.write(WHOLE)
+        await one_answer(reader)
+    longest[1].write(HALF_HEAD)  # no request yet
+    late = await connect(house)
+    assert await until_closed(longest[0]) == b""
+    assert "limits.connections_max" in caplog.text
+    for reader, writer in (late, last):
+        writer.write(WHOLE)
+        await one_answer(reader)
+    busy[1].write(b"x" * 100)
+    assert (await busy[0].readline()).startswith(b"HTTP/1.1 400 ")
+    for _, writer in (busy, longest, last, late):
+        writer.close()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from disagg.router.http_exchange import BodyBudget
 from disagg.wire.v1 import router_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from tests.unit.router.scripted_worker import BOUND_S
-from tests.unit.router.test_connections import connect, until_closed
+from tests.unit.router.test_connections import ASKING, connect, until_closed
 from tests.unit.router.test_http_errors import COMPLETION, check_error
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
@@ -63,10 +63,9 @@ async def test_what_is_no_http_is_answered_in_the_same_shape(house):
 
 async def test_one_connection_too_many_is_told_why_and_when(open_house):
     house = await open_house(connections_max=1)
-    _, held = await connect(house)
-    await house.until(
-        lambda: len(house.app._http_server.server_state.connections) == 1, "the first connection"
-    )
+    asked, held = await connect(house)
+    held.write(ASKING)
+    assert (await asked.readline()).startswith(b"HTTP/1.1 100 ")
     reader, writer = await connect(house)
     head, _, body = (await until_closed(reader)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
