@@ -196,7 +196,7 @@ class LimitSettings(Section):
     many."""
     requests_max: Positive = 1024
     """Live requests, waiting ones included. Of more the tenant with the longest queue loses its
-    newest; a new request of that tenant is answered 429."""
+    newest; a new request of that tenant is answered 429. One tenant may have 15/16 of them."""
     choices_max: Positive = 256
     """Choices of a request: its prompts times n or best_of. Each is one of the live requests; all
     are accepted, or none."""

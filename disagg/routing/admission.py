@@ -1,6 +1,7 @@
 """Requests that wait for room at the workers: who may come in, and who goes next."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 from disagg.errors import CapacityError, DisaggError, ExpiredError, RequestError, SloError
 from disagg.routing.actions import Fail, NewRequest, RouterAction
@@ -15,6 +16,16 @@ from disagg.routing.request_lifecycle import RequestLifecycle
 
 HOLDS_MAX = 16
 """Requests that begin to wait by choice at one look."""
+OTHERS_PART = 16
+"""One in so many places is not for the tenant that has all others."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Places for requests of a group that are still to come."""
+
+    tenant: str
+    num: int
 
 
 class Admission:
@@ -61,8 +72,8 @@ class Admission:
         self._looks = Looks()
         self._kinds: object = None
         """What tells the kinds of requests; see `_kind_of`."""
-        self._places_kept: dict[int, int] = {}
-        """For requests that are still to come, by their group."""
+        self._places_kept: dict[int, _Kept] = {}
+        """By group."""
         self._moved_ms = 0
 
     def __len__(self) -> int:
@@ -73,9 +84,11 @@ class Admission:
 
         Where ``requests_max`` live, the tenant with the longest queue gives places up for one with
         a shorter: a flood fills its own queue only. Later ones of a group have their places.
+        What runs has nothing to give up, so some places are not for a tenant that has all others.
 
         Raises:
-            CapacityError: ``requests_max`` live, and no queue is longer than this tenant's.
+            CapacityError: ``requests_max`` live, and no queue is longer than this tenant's; or it
+                has as many as one tenant may.
             ContextLengthError: longer at its end than any ready worker holds.
             RequestError: the request id is live already, or there is nothing to compute.
             RemoteFault: no worker is ready.
@@ -91,15 +104,18 @@ class Admission:
         routed = RoutedRequest(now_ms, request, self._router_id)
         self._planner.check(routed)
         actions: list[RouterAction] = []
-        if self._places_kept.get(request.group):
-            self._places_kept[request.group] -= 1
+        kept = self._places_kept.get(request.group)
+        if kept is not None and kept.num:
+            kept.num -= 1
         else:
-            num_taken = len(self._live) + len(self._waiting) + sum(self._places_kept.values())
+            self._leave_some_to_others(now_ms, request)
+            num_kept = sum(one.num for one in self._places_kept.values())
+            num_taken = len(self._live) + len(self._waiting) + num_kept
             num_missing = num_taken + 1 + request.num_following - self._requests_max
             if num_missing > 0:
                 actions += self._make_places(now_ms, request, num_missing)
             if request.num_following:
-                self._places_kept[request.group] = request.num_following
+                self._places_kept[request.group] = _Kept(request.tenant, request.num_following)
         self._waiting[request.request_id] = routed
         kind = self._kind_of(routed)
         if self._queue.push(request.tenant, request.request_id, routed, request.priority, kind):
@@ -257,6 +273,22 @@ class Admission:
             roster.model_tokens.lowest_from(num_tokens + 1),  # to compute its prompt
             roster.model_tokens.lowest_from(stream.room_tokens),  # to decode it
             roster.handover_tokens.lowest_from(num_tokens),
+        )
+
+    def _leave_some_to_others(self, now_ms: int, request: NewRequest) -> None:
+        """Refuse a request by which one tenant would have nearly all places; "" is everybody."""
+        tenant = request.tenant
+        most = self._requests_max - self._requests_max // OTHERS_PART
+        num_own = self._live.num_by_tenant[tenant] + self._queue.num_waiting(tenant)
+        num_own += sum(one.num for one in self._places_kept.values() if one.tenant == tenant)
+        if not tenant or not num_own or num_own + 1 + request.num_following <= most:
+            return
+        self.counters["requests_refused", "capacity"] += 1
+        raise CapacityError(
+            f"tenant {tenant} has {num_own} requests that are served or wait; one may have {most} "
+            f"of the {self._requests_max} (limits.requests_max)",
+            request_id=request.request_id,
+            retry_after_s=self.retry_after_s(now_ms),
         )
 
     def _make_places(self, now_ms: int, request: NewRequest, num: int) -> list[RouterAction]:

@@ -23,6 +23,7 @@ class LiveRequests:
 
     Attributes:
         has_freed: a request has ended or a prompt was computed, until the reader sets it back.
+        num_by_tenant: how many each tenant has; 0 for one that has none.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class LiveRequests:
         self._requests: dict[str, RoutedRequest] = {}
         self._ended = EndedRequests(records_max)
         self.has_freed = False
+        self.num_by_tenant: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -69,10 +71,14 @@ class LiveRequests:
     def add(self, request: RoutedRequest) -> None:
         """A request begins."""
         self._requests[request.request_id] = request
+        self.num_by_tenant[request.tenant] += 1
 
     def end(self, now_ms: int, request: RoutedRequest, outcome: str, error: str = "") -> None:
         """A live request ends: what it took is free again."""
         del self._requests[request.request_id]
+        self.num_by_tenant[request.tenant] -= 1
+        if not self.num_by_tenant[request.tenant]:
+            del self.num_by_tenant[request.tenant]
         self._fleet.end(request.request_id, request.current)
         self._fleet.speeds.answers.end(request.request_id)
         self.has_freed = True

@@ -58,3 +58,38 @@ def test_a_group_is_let_in_whole_or_not_at_all() -> None:
     for number in (1, 2):
         fleet.generate(group(f"b{number}", 1, tenant="b"))
     assert fleet.core.num_live == 10
+
+
+@pytest.mark.parametrize(("tenant", "most"), [("a", 30), ("", 32)])
+def test_what_runs_leaves_some_places_to_other_tenants(tenant: str, most: int) -> None:
+    """It has nothing that it could give up; without tenants all are one."""
+    fleet = Fleet("both", requests_max=32, max_sequences=100)
+    fleet.ask(*(f"flood{n}" for n in range(most)), tenant=tenant)
+    assert len(fleet.running) == most
+    with pytest.raises(CapacityError, match=r"\(limits.requests_max\)") as refused:
+        fleet.ask("more", tenant=tenant)
+    assert refused.value.retry_after_s
+    if tenant:
+        fleet.ask("polite0", "polite1", tenant="b")
+        fleet.finish("flood0")
+        fleet.ask("again", tenant=tenant)
+
+
+def test_places_that_are_kept_count_as_well() -> None:
+    fleet = Fleet("both", requests_max=32, max_sequences=100)
+    fleet.generate(group("a0", 1, num_following=20, tenant="a"))
+    with pytest.raises(CapacityError, match="one may have 30"):
+        fleet.generate(group("b0", 2, num_following=9, tenant="a"))
+    fleet.generate(group("c0", 3, num_following=8, tenant="a"))
+    with pytest.raises(CapacityError, match="tenant a has 30 requests"):
+        fleet.ask("more", tenant="a")
+    fleet.core.free_places(3)
+    fleet.ask("more", tenant="a")
+
+
+def test_a_group_that_is_larger_than_the_part_of_one_is_let_in_alone() -> None:
+    fleet = Fleet("both", requests_max=32, max_sequences=100)
+    fleet.generate(group("a0", 1, num_following=31, tenant="a"))
+    assert fleet.core.num_live == 1
+    with pytest.raises(CapacityError):
+        fleet.generate(group("b0", 2, num_following=1, tenant="b"))
