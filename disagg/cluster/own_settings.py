@@ -1,7 +1,9 @@
 """What `disagg serve` decides itself where the settings leave it open: ports, certificates."""
 
+import contextlib
+import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 from disagg.config import Settings
@@ -9,6 +11,9 @@ from disagg.errors import ConfigError
 from disagg.tls.authority import create_for_one_run
 
 _TRIES = 100
+_LOWEST = 20_000
+"""Below are those of Ray's workers."""
+_GIVEN_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
 CERTIFICATES = "certificates"
 """In the folder of a run."""
 
@@ -20,9 +25,11 @@ def decide_ports(settings: Settings) -> Settings:
         ConfigError: a port is in use, or the host is not one of this machine's.
     """
     router = settings.router
-    http_port = _bindable("router.http_port", router.host, router.http_port)
-    grpc_port = _bindable("router.grpc_port", router.host, router.grpc_port)
-    admin_port = _admin_port(router.admin_host, router.admin_port, router.processes)
+    http_port = _port("router.http_port", router.host, router.http_port)
+    grpc_port = _port("router.grpc_port", router.host, router.grpc_port, {http_port})
+    admin_port = _admin_port(
+        router.admin_host, router.admin_port, router.processes, {http_port, grpc_port}
+    )
     decided = router.model_copy(
         update={"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin_port}
     )
@@ -62,11 +69,11 @@ def as_decided_before(settings: Settings, before: Settings) -> Settings:
     return settings.model_copy(update={"router": router, "cluster": cluster})
 
 
-def _admin_port(host: str, port: int, num: int) -> int:
+def _admin_port(host: str, port: int, num: int, taken: Container[int]) -> int:
     """The first of as many ports in a row as there are processes."""
     key = "router.admin_port"
     for _ in range(_TRIES):
-        first = _bindable(key, host, port)
+        first = _port(key, host, port, taken)
         try:
             for number in range(1, num):
                 _bindable(key, host, first + number)
@@ -76,6 +83,33 @@ def _admin_port(host: str, port: int, num: int) -> int:
         else:
             return first
     raise ConfigError(f"{key}: no {num} free ports in a row were found", param=key)
+
+
+def _port(key: str, host: str, port: int, taken: Container[int] = ()) -> int:
+    """The port that is set, or one that is likely to be free still when the router listens.
+
+    The system gives others out, to every connection that is opened meanwhile, and Ray opens many.
+    """
+    if port:
+        return _bindable(key, host, port)
+    for one in random.sample(open_ports(), min(_TRIES, len(open_ports()))):
+        if one not in taken:
+            with contextlib.suppress(ConfigError):
+                return _bindable(key, host, one)
+    return _bindable(key, host, 0)
+
+
+def open_ports(given_out: Path = _GIVEN_OUT) -> range:
+    """Ports that neither Ray nor the system gives out; none where its range leaves none.
+
+    Args:
+        given_out: the first and the last port that connections get, as Linux has it.
+    """
+    try:
+        first = int(given_out.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 0
+    return range(_LOWEST, first)
 
 
 def _bindable(key: str, host: str, port: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from disagg.cluster.own_settings import open_ports
 from disagg.router.options import RouterOptions
 from disagg.tls.authority import create_for_one_run
 from disagg.workers.options import WorkerOptions
@@ -29,10 +30,12 @@ from tests.process.network import Place
 
 
 def free_port() -> int:
-    """A port that is free now: a router that comes back has the one it had."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is free, and that no connection gets meanwhile: for who comes back with it."""
+    while True:
+        port = random.choice(open_ports() or range(20_000, 60_000))
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass
