@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 from openai import OpenAI
 from rich.console import Console
+from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
 from demo.asking import TIMEOUT_S, Answer, ask
@@ -59,7 +60,7 @@ def run(console: Console, checkpoint: Path, seed: int) -> bool:
     single = SingleProcess(checkpoint)
     console.rule("[bold]2. Ray, one prefill worker, one decode worker, the router", align="left")
     cluster = LocalCluster(
-        demo_settings(checkpoint), report=lambda line: console.print(f"  {line}")
+        demo_settings(checkpoint), report=lambda line: console.print(f"  {line}", markup=False)
     )
     answers: list[Answer] = []
     num_right = num_same = 0
@@ -103,7 +104,7 @@ def main() -> int:
     try:
         return 0 if run(console, options.checkpoint, options.seed) else 1
     except DisaggError as error:
-        console.print(f"[red]error:[/red] {error.message}")
+        console.print(Text.assemble(("error:", "red"), f" {error.message}"))
         return 1
     except KeyboardInterrupt:
         console.print("stopped by Ctrl-C")

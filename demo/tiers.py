@@ -66,7 +66,7 @@ def _asker(
         ConfigError: something did not start, or did not stop.
     """
     num_asked = 0
-    cluster = LocalCluster(settings, report=lambda line: console.print(f"  {line}"))
+    cluster = LocalCluster(settings, report=lambda line: console.print(f"  {line}", markup=False))
     with (
         cluster,
         OpenAI(

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
+from rich.text import Text
 from transformers import Gemma3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None, recipe: Recipe = RECIPE) -> int
     try:
         marker = make_checkpoint(options.out, options.seed, recipe, console)
     except ConfigError as error:
-        console.print(f"[red]error:[/red] {error.message}")
+        console.print(Text.assemble(("error:", "red"), f" {error.message}"))
         return 2
     if marker is None:
         console.print("[red]error:[/red] no checkpoint was written; try another --seed")
