@@ -1,5 +1,6 @@
 """A whole system of one machine: Ray, workers, router. What `disagg serve` and the demo run."""
 
+import contextlib
 import http.client
 import logging
 import os
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import yaml
 
 from disagg.cluster.child import MEMORY, Child
+from disagg.cluster.end_here import find_workers_here
 from disagg.cluster.hash_key import with_hash_key
 from disagg.cluster.own_settings import CERTIFICATES, decide_ports, with_certificates
 from disagg.cluster.processes import (
@@ -23,6 +25,7 @@ from disagg.cluster.processes import (
     named,
 )
 from disagg.cluster.ray_cluster import num_workers, start_ray, stop_ray
+from disagg.cluster.ray_watch import RayWatch
 from disagg.cluster.run_folder import RunFolder
 from disagg.config import Settings, local_router_address, reachable_host, router_options
 from disagg.errors import ConfigError, DisaggError, ExpiredError
@@ -42,6 +45,9 @@ _TASKS = 192
 _TASKS_PER_WORKER = 32
 """Processes and threads that Ray with the router take, and each worker, where there are two cores.
 With fewer Ray does not start, hangs, or leaves processes behind."""
+_RAY_START_S = 60.0
+"""That the last try may take behind `cluster.start_timeout_s`: parts of Ray have 30 s each."""
+_KILL_S = 2.0
 _POLL_S = 0.1
 _HTTP_TIMEOUT_S = 2.0
 
@@ -69,6 +75,7 @@ class LocalCluster:
         self._supervisor: Supervisor | None = None
         self._ray: dict[ProcessId, str] = {}
         """Processes without which Ray does not go on, with their names."""
+        self._watch: RayWatch | None = None
         self._before: set[ProcessId] = set()
         self._interrupted = False
 
@@ -144,14 +151,10 @@ class LocalCluster:
             ConfigError: the router ended, or a part of Ray, or nothing was started.
         """
         self._started()[1].check()
-        for process, name in self._ray.items():
-            if not is_alive(process):
-                self._supervisor = None  # it would ask Ray, and wait for it
-                # A fault, so that its logs stay.
-                self.faults.append(f"Ray's {name} has ended{tight_limits()}; killed, {MEMORY}?")
-                raise ConfigError(self.faults[-1])
+        self._check_ray()
         if self._supervisor is not None:
-            self._supervisor.poll()
+            with self._calls_ray():
+                self._supervisor.poll()
 
     def stop(self) -> None:
         """Stop router, workers and Ray in this order, then make sure that nothing is left.
@@ -171,16 +174,22 @@ class LocalCluster:
                 self.faults.append(error.message)
         if self._supervisor is not None:
             try:
-                self._supervisor.stop()
+                with self._calls_ray():
+                    self._supervisor.stop()
             except Exception as error:  # whatever it is, the processes still have to end
-                self.faults.append(f"workers: {error}")
-        stop_ray()
+                if str(error) not in self.faults:
+                    self.faults.append(f"workers: {error}")
+        with self._calls_ray():
+            stop_ray()
         killed = end_processes(ours, timeout_s)
         if killed and not self._interrupted:  # what only begins to start hears nothing yet
             pids = ", ".join(str(process.pid) for process in killed)
             self.faults.append(f"processes {pids} had to be killed")
         self._folder, self._router, self._supervisor = None, None, None
         self._ray.clear()
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
         remove_keys(folder.path / CERTIFICATES)  # also where the logs stay
         has_logs = any(one.is_file() for one in folder.path.rglob("*"))
         if self.faults:
@@ -213,18 +222,54 @@ class LocalCluster:
             raise ConfigError("the cluster is not started")
         return self._folder, self._router
 
+    def _check_ray(self) -> None:
+        """Do nothing while Ray runs; without one of its parts calls of its library wait for it.
+
+        Raises:
+            ConfigError: a part has ended.
+        """
+        for process, name in self._ray.items():
+            if not is_alive(process):
+                fault = f"Ray's {name} has ended{tight_limits()}; killed, {MEMORY}?"
+                if fault not in self.faults:
+                    self.faults.append(fault)  # a fault, so that its logs stay
+                raise ConfigError(fault)
+
+    def _calls_ray(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._watch is None else self._watch.calls()
+
+    def _give_up(self, reason: str) -> None:
+        """End everything, and this process; of another thread, as Ray holds the one that would."""
+        folder = self._folder
+        if folder is None:
+            return  # just now it has come back
+        pids = {state.pid for state in self.workers}  # no descendants, where the raylet has ended
+        workers = {one for one in find_workers_here() if one.pid in pids}
+        ours = find_descendants((find_children(os.getpid()) - self._before) | workers)
+        end_processes(ours, _KILL_S)
+        remove_keys(folder.path / CERTIFICATES)
+        self._report(f"{reason}{tight_limits()}; everything is ended (logs in {folder.path})")
+        os._exit(1)
+
     def _start(self, folder: RunFolder) -> None:
         deadline = time.monotonic() + self.settings.cluster.start_timeout_s
         self._router = self._start_router(folder)
         self._report("starting Ray on this machine")
-        start_ray(self.settings, folder.path / "ray")
+        self._watch = RayWatch(self._give_up)
+        timeout_s = self.settings.cluster.start_timeout_s + _RAY_START_S
+        with self._watch.calls(timeout_s, f"Ray has not started after {timeout_s:g} s"):
+            start_ray(self.settings, folder.path / "ray")
         self._ray = named(find_children(os.getpid()), _RAY_PARTS)
+        self._watch.watch(self._ray)
         self._wait_for_router("/health", deadline)
         from disagg.cluster.supervise import Supervisor  # imports Ray, whose environment is set now
 
-        self._supervisor = Supervisor(self.settings, self._report, self._worker_path)
-        self._supervisor.start()
-        self._supervisor.wait()
+        self._supervisor = Supervisor(
+            self.settings, self._report, self._worker_path, confirm=self._check_ray
+        )
+        with self._calls_ray():
+            self._supervisor.start()
+            self._supervisor.wait()
         self._wait_for_router("/ready", deadline)
 
     def _start_router(self, folder: RunFolder) -> Child:

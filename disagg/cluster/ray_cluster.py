@@ -4,6 +4,7 @@ Ray is imported inside the functions: it reads how to authenticate when it is im
 """
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from disagg.cluster.processes import end_processes, find_children, find_descendants
 from disagg.config import Settings
@@ -76,7 +78,7 @@ def start_ray(settings: Settings, folder: Path) -> None:
     import ray
 
     def init() -> None:
-        with _own_signals():
+        with _own_signals(), _own_process_groups():
             ray.init(
                 num_cpus=max(1, math.ceil(num_cpus(_at_most(settings)))),
                 object_store_memory=settings.cluster.object_store_mib << 20,
@@ -200,6 +202,24 @@ def _own_signals() -> Iterator[None]:
     finally:
         if callable(ours):
             signal.signal(signal.SIGTERM, ours)
+
+
+@contextlib.contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """Let each process that Ray starts meanwhile lead a group of its own.
+
+    Else what is sent to this process's group (`timeout`, a terminal that is closed) ends Ray, too,
+    before the workers are stopped; its library then waits for it for a minute, and gives up.
+    """
+    from ray._private import services
+
+    starts: Any = services  # mypy takes no function for a class
+    plain = starts.ConsolePopen
+    starts.ConsolePopen = functools.partial(plain, process_group=0)
+    try:
+        yield
+    finally:
+        starts.ConsolePopen = plain
 
 
 def _set_environment() -> None:

@@ -161,6 +161,7 @@ class Supervisor:
         Args:
             drain: what goes on may end first, for ``worker.drain_timeout_ms``.
         """
+        self._confirm()
         for worker in self.workforce.workers:
             if worker.actor is not None and worker.leaving is None:
                 worker.ask_to_leave(self._stop_s, self._drain_s if drain else 0.0)
@@ -173,6 +174,7 @@ class Supervisor:
             self._confirm()
         for worker in self.workforce.workers:
             if worker.actor is not None:
+                self._confirm()
                 end_actor(worker.name, worker.actor)
         self.workforce.workers.clear()
 

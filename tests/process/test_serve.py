@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ def served(tmp_path: Path) -> Iterator[Program]:
     small = ["--set", "worker.device=cpu", "--set", "scheduling.max_sequences=8"]
     small += ["--set", "transfer.reserve_timeout_ms=30000"]  # a slow machine is no refusal
     small += ["--set", "router.drain_timeout_ms=1"]  # streams end at once
-    started = Program("disagg.commands", "serve", "--model", "tiny", *ports, *small, cwd=tmp_path)
+    command = ("serve", "--model", "tiny", *ports, *small)
+    # A group of its own, as a shell gives it.
+    started = Program("disagg.commands", *command, cwd=tmp_path, before=["setsid"])
     yield started
     started.end()
 
@@ -39,6 +41,14 @@ def arguments_of(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
     except OSError:
         return []
+
+
+def group_of(pid: int) -> int | None:
+    """None where it has ended."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def router_pid(served: Program) -> int:
@@ -98,6 +108,8 @@ def test_a_cluster_from_its_start_to_ctrl_c(served: Program, tmp_path: Path) -> 
     # Ray's own default is 15 more: behind everything else on the machine.
     niceness = os.getpriority(os.PRIO_PROCESS, served.process.pid)
     assert os.getpriority(os.PRIO_PROCESS, int(first_life[1])) == niceness
+    others = served.tree() - {served.identity}
+    assert [one for one in others if group_of(one.pid) == served.process.pid] == []
     _, expected, min_gap = reference_generate(tmp_path / "tiny", PROMPT, NUM_TOKENS)
     assert min_gap > 1e-3
 
@@ -124,6 +136,29 @@ def test_a_cluster_from_its_start_to_ctrl_c(served: Program, tmp_path: Path) -> 
 def test_a_cluster_that_is_terminated(served: Program) -> None:
     url = served.wait_for(r"^serving tiny on (http://[\d.]+:\d+)/v1")[1]
     end_while_it_streams(served, url, signal.SIGTERM)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_its_process_group(served: Program, number: signal.Signals) -> None:
+    """As `timeout` and the end of a terminal send it: Ray is there until the workers have ended."""
+    served.wait_for("^serving tiny on ")
+    tree = served.tree()
+    os.killpg(served.process.pid, number)
+    assert served.process.wait(BOUND_S) == 0
+    wait_until_gone(tree)
+
+
+@pytest.mark.slow
+def test_a_signal_to_every_process(served: Program) -> None:
+    """As of `pkill -f`: what Ray can no longer be asked is not waited for, nothing is left."""
+    served.wait_for("^serving tiny on ")
+    tree = served.tree()
+    for one in tree:
+        with suppress(ProcessLookupError):
+            os.kill(one.pid, signal.SIGTERM)
+    assert served.process.wait(50) == 1  # Ray's library itself gives up after 60 s
+    wait_until_gone(tree)
 
 
 @pytest.mark.slow

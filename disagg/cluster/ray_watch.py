@@ -1,0 +1,69 @@
+"""Notices calls of Ray's library that do not come back: some wait for a part that has ended."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from disagg.cluster.processes import ProcessId, is_alive
+
+_POLL_S = 0.5
+_LOOK_S = 2.0
+"""Between two looks so much time counts at most: this process may have stood still itself."""
+
+
+class RayWatch:
+    """A thread beside the one that calls Ray, which hears no signal while it is held there.
+
+    Args:
+        give_up: called there, once, with the reason; it has to end this process.
+        patience_s: for calls once a part of Ray has ended. Ray's library itself ends the process
+            after a minute, and leaves everything behind.
+    """
+
+    def __init__(self, give_up: Callable[[str], None], patience_s: float = 10.0) -> None:
+        self._give_up = give_up
+        self._patience_s = patience_s
+        self._parts: Mapping[ProcessId, str] = {}
+        self._bound: tuple[float, str] | None = None
+        self._calls = 0
+        self._is_over = threading.Event()
+        threading.Thread(target=self._run, name="ray-watch", daemon=True).start()
+
+    def watch(self, parts: Mapping[ProcessId, str]) -> None:
+        """The processes without which Ray does not answer, with their names."""
+        self._parts = dict(parts)
+
+    @contextlib.contextmanager
+    def calls(self, timeout_s: float = float("inf"), reason: str = "") -> Iterator[None]:
+        """Ray is called meanwhile, for ``timeout_s`` at most, also where all its parts run."""
+        self._calls += 1
+        self._bound = timeout_s, reason
+        try:
+            yield
+        finally:
+            self._bound = None
+
+    def end(self) -> None:
+        """Nothing is called any more."""
+        self._is_over.set()
+
+    def _run(self) -> None:
+        looked_s, calls, inside_s, dead_s = time.monotonic(), 0, 0.0, 0.0
+        while not self._is_over.wait(_POLL_S):
+            now_s = time.monotonic()
+            ran_s, looked_s = min(now_s - looked_s, _LOOK_S), now_s
+            bound = self._bound
+            if bound is None or calls != self._calls:
+                calls, inside_s, dead_s = self._calls, 0.0, 0.0
+                continue
+            inside_s += ran_s
+            ended = [name for part, name in self._parts.items() if not is_alive(part)]
+            dead_s = dead_s + ran_s if ended else 0.0
+            timeout_s, reason = bound
+            if inside_s >= timeout_s:
+                self._give_up(reason)
+                return
+            if dead_s >= self._patience_s:
+                self._give_up(f"Ray's {ended[0]} has ended, and its library waits for it")
+                return
