@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +31,7 @@ from disagg.commands.signals import exit_on_signals, hurry_on_signals, interrupt
 from disagg.config import Settings, router_options
 from disagg.errors import ConfigError, ExpiredError
 from disagg.telemetry.log_format import configure_logging
+from disagg.telemetry.log_stream import LogStream
 from disagg.workers.router_discovery import FROM_CLUSTER
 
 HURRIED_EXIT_CODE = 130
@@ -87,18 +87,19 @@ def serve(
 def _serve_alone(settings: Settings) -> None:
     from disagg.cluster.local import LocalCluster  # Ray takes a second to import
 
-    cluster = LocalCluster(settings, _say)
+    say = LogStream(sys.stderr).write_line
+    cluster = LocalCluster(settings, say)
     interrupt_on_signals()
     try:
         cluster.start()
         served = router_options(cluster.settings).model_name
-        _say(f"metrics and records are on {cluster.admin_url}")
-        _say(f"serving {served} on {cluster.url}/v1 (Ctrl-C stops)")
+        say(f"metrics and records are on {cluster.admin_url}")
+        say(f"serving {served} on {cluster.url}/v1 (Ctrl-C stops)")
         try:
             while True:
                 cluster.poll()
         except KeyboardInterrupt:
-            _say("stopping")
+            say("stopping")
     except KeyboardInterrupt:
         pass  # while it started, which has reported it
     finally:
@@ -106,12 +107,6 @@ def _serve_alone(settings: Settings) -> None:
         cluster.stop()
     if cluster.faults:
         raise typer.Exit(1)
-
-
-def _say(line: str) -> None:
-    """To standard error; a fleet does not end because nobody reads that any more."""
-    with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
 
 
 def _keep(settings: Settings, read: Callable[[], Settings]) -> None:

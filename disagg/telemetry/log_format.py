@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
+from disagg.telemetry.log_stream import LogStreamHandler
+
 FORMATS = ("text", "json")
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every record has; the rest are the fields that a line was given with ``extra``."""
@@ -53,6 +55,6 @@ def configure_logging(
         fields: that every line of JSON has.
         stream: None: standard error.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = LogStreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(fields) if log_format == "json" else logging.Formatter(text))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -148,13 +148,16 @@ def test_under_nohup_it_runs_on() -> None:
 
 SAYING = """
 import sys
-from disagg.commands.serve import _say
+from disagg.telemetry.log_stream import LogStream
 {say}("to nobody\\n")
 print("goes on")
 """
 
 
-@pytest.mark.parametrize(("say", "goes_on"), [("_say", b"goes on\n"), ("sys.stderr.write", b"")])
+@pytest.mark.parametrize(
+    ("say", "goes_on"),
+    [("LogStream(sys.stderr).write_line", b"goes on\n"), ("sys.stderr.write", b"")],
+)
 def test_what_a_fleet_says_may_go_unread(say: str, goes_on: bytes) -> None:
     read, unread = os.pipe()
     os.close(read)
