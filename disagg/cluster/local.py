@@ -173,6 +173,8 @@ class LocalCluster:
             except DisaggError as error:
                 self.faults.append(error.message)
         if self._supervisor is not None:
+            if self._interrupted:
+                self._supervisor.hurry()  # else workers start, so as to hear that they are to end
             try:
                 with self._calls_ray():
                     self._supervisor.stop()
@@ -181,7 +183,8 @@ class LocalCluster:
                     self.faults.append(f"workers: {error}")
         with self._calls_ray():
             stop_ray()
-        killed = end_processes(ours, timeout_s)
+        # Of a start that was interrupted Ray ends nothing, and nothing there is worth a wait.
+        killed = end_processes(ours, _KILL_S if self._interrupted else timeout_s)
         if killed and not self._interrupted:  # what only begins to start hears nothing yet
             pids = ", ".join(str(process.pid) for process in killed)
             self.faults.append(f"processes {pids} had to be killed")
