@@ -209,12 +209,16 @@ def _own_process_groups() -> Iterator[None]:
     """Let each process that Ray starts meanwhile lead a group of its own.
 
     Else what is sent to this process's group (`timeout`, a terminal that is closed) ends Ray, too,
-    before the workers are stopped; its library then waits for it for a minute, and gives up.
+    before the workers are stopped; its library then waits for it for a minute, and gives up. Ray
+    has no setting for it; a release that starts them in another way does as it did.
     """
     from ray._private import services
 
     starts: Any = services  # mypy takes no function for a class
-    plain = starts.ConsolePopen
+    plain = getattr(starts, "ConsolePopen", None)
+    if plain is None:
+        yield
+        return
     starts.ConsolePopen = functools.partial(plain, process_group=0)
     try:
         yield
