@@ -258,11 +258,14 @@ def test_the_end_of_the_router_is_told_and_ends_everything(served: Program) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["gcs_server", "raylet"])
 def test_the_end_of_a_part_of_ray_is_told_and_ends_everything(served: Program, part: str) -> None:
-    """Ray's library would end it a minute later, and clean up nothing."""
+    """Ray's library would end it a minute later, and clean up nothing.
+
+    With 1 where a call of that library was under way, which waits for that part.
+    """
     served.wait_for("^serving tiny on ")
     tree = served.tree()
     (process,) = named(tree, [part])
     os.kill(process.pid, signal.SIGKILL)
-    served.wait_for(f"^disagg: Ray's {part} has ended")
-    assert served.process.wait(BOUND_S) == 2
+    served.wait_for(f"^(disagg: )?Ray's {part} has ended")
+    assert served.process.wait(BOUND_S) in (1, 2)
     wait_until_gone(tree)
