@@ -1,5 +1,7 @@
 """A worker whose step does not end: its requests go to others, and it comes back when it does."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.checkpoints import make_checkpoint
@@ -11,14 +13,21 @@ STEP_SLOW_MS = 300
 OPTIONS = {"max_step_tokens": 96, "max_model_tokens": 1024}
 
 
-def test_what_comes_is_answered_by_others(tmp_path: Path) -> None:
+@contextmanager
+def fleet(tmp_path: Path, worker_stalled_ms: int) -> Iterator[Cluster]:
+    """Of its two decode workers the first by name may stall."""
     directory = make_checkpoint(tmp_path / "gemma3", "gemma3", window=WINDOW)
-    router = {"worker_silent_ms": 60_000, "worker_stalled_ms": 600_000}
+    router = {"worker_silent_ms": 60_000, "worker_stalled_ms": worker_stalled_ms}
     with running(Cluster(directory, tmp_path, OPTIONS, router)) as cluster:
         cluster.spawn("p0", "prefill")
         cluster.spawn("d0", "decode", step_slow_ms=STEP_SLOW_MS)
         cluster.spawn("d1", "decode")
         cluster.wait_ready("p0", "d0", "d1")
+        yield cluster
+
+
+def test_what_comes_is_answered_by_others(tmp_path: Path) -> None:
+    with fleet(tmp_path, worker_stalled_ms=600_000) as cluster:
         served = ServedModel(cluster)
         first = served.prompt(100, 4, salt="held")
 
@@ -46,13 +55,7 @@ def test_what_comes_is_answered_by_others(tmp_path: Path) -> None:
 
 
 def test_what_it_has_goes_on_at_others(tmp_path: Path) -> None:
-    directory = make_checkpoint(tmp_path / "gemma3", "gemma3", window=WINDOW)
-    router = {"worker_silent_ms": 60_000, "worker_stalled_ms": STEP_SLOW_MS}
-    with running(Cluster(directory, tmp_path, OPTIONS, router)) as cluster:
-        cluster.spawn("p0", "prefill")
-        cluster.spawn("d0", "decode", step_slow_ms=STEP_SLOW_MS)
-        cluster.spawn("d1", "decode")
-        cluster.wait_ready("p0", "d0", "d1")
+    with fleet(tmp_path, worker_stalled_ms=STEP_SLOW_MS) as cluster:
         served = ServedModel(cluster)
         prompt = served.prompt(100, 200, salt="long")
         answer = served.ask_later(prompt, "long")  # of equals the first by name decodes
