@@ -266,6 +266,7 @@ def test_the_end_of_a_part_of_ray_is_told_and_ends_everything(served: Program, p
     tree = served.tree()
     (process,) = named(tree, [part])
     os.kill(process.pid, signal.SIGKILL)
-    said = served.wait_for(f"^(disagg: )?Ray's {part} has ended")
+    ended = f"Ray's {part} has ended"
+    said = served.wait_for(f"^(disagg: ){ended}|^{ended}, and its library waits for it")
     assert served.process.wait(BOUND_S) == (2 if said[1] else 1)
     wait_until_gone(tree)
