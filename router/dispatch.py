@@ -175,7 +175,8 @@ class Dispatcher:
         unread = unread or self.unread()
         stream = ClientStream(request, self.cancel, unread, self.open_answers.close)
         self.open_answers.add(stream)
-        self._live.add(stream, ObservedChoice(call, request, shares_prompt=shares_prompt))
+        observed = ObservedChoice(self.now_ms(), call, request, shares_prompt=shares_prompt)
+        self._live.add(stream, observed)
         self.recent_ids.append(request.request_id)
         self._do(actions)
         return stream

@@ -131,6 +131,7 @@ class ObservedChoice:
     """An accepted choice of a call, from its start to its end.
 
     Args:
+        now_ms: of the router's clock.
         call: it belongs to.
         request: of the core's.
         shares_prompt: another choice has the same prompt, and counts it.
@@ -139,11 +140,13 @@ class ObservedChoice:
         traceparent: trace context for the workers; "" where nothing is traced.
     """
 
-    def __init__(self, call: ObservedCall, request: NewRequest, *, shares_prompt: bool) -> None:
+    def __init__(
+        self, now_ms: int, call: ObservedCall, request: NewRequest, *, shares_prompt: bool
+    ) -> None:
         self._call = call
         self._request_id = request.request_id
         self._shares_prompt = shares_prompt
-        self._span, self.traceparent = call.observers.spans.begin(request, call.span)
+        self._span, self.traceparent = call.observers.spans.begin(now_ms, request, call.span)
         self._tokens: Count | None = None  # with the first ones: a tenant's series begins then
         self._waited = call.observers.metrics.tokens.waited
         self._delivered_s = 0.0
@@ -171,7 +174,7 @@ class ObservedChoice:
         if not self._shares_prompt:
             self._call.num_cached_tokens += min(record.cached_tokens, record.num_prompt_tokens)
         self._call.choice_ended(outcome, record)
-        observers.spans.end(self._span, outcome, record, error)
+        observers.spans.end(self._span, self._call.span, outcome, record, error)
         if not (error or observers.log_requests):
             return
         fields = _fields(record, outcome, self._call.tenant, end.e2e_ms)

@@ -14,6 +14,7 @@ from disagg.errors import DisaggError
 from disagg.routing.actions import NewRequest
 from disagg.routing.measurements import measure_end, measure_first_token
 from disagg.routing.record import RequestRecord
+from disagg.telemetry.span_clock import SpanClock
 from disagg.telemetry.trace_context import context_of, traceparent_of
 
 TRACEPARENT = b"traceparent"
@@ -24,14 +25,16 @@ class CallSpan:
     """The span of one call of a client, until it is ended.
 
     Attributes:
+        clock: of this span and those of the call's choices.
         operation: ``gen_ai.operation.name``.
         traceparent: of the span that those that follow are children of; "": of none.
     """
 
-    __slots__ = ("_span", "operation", "traceparent")
+    __slots__ = ("_span", "clock", "operation", "traceparent")
 
-    def __init__(self, span: Span, operation: str, traceparent: str) -> None:
+    def __init__(self, span: Span, operation: str, traceparent: str, clock: SpanClock) -> None:
         self._span = span
+        self.clock = clock
         self.operation = operation
         self.traceparent = traceparent
 
@@ -41,7 +44,7 @@ class CallSpan:
             self._span.set_attribute("error.type", error.code)
             if error.http_status >= 500:  # a client's mistake is no fault of the server's
                 self._span.set_status(StatusCode.ERROR, error.message)
-        self._span.end()
+        self._span.end(self.clock.now_ns())
 
 
 class RequestSpans:
@@ -55,21 +58,28 @@ class RequestSpans:
     def call(self, name: str, operation: str, headers: Mapping[bytes, bytes]) -> CallSpan:
         """The span of one call, below the client's if its head names one."""
         given = headers.get(TRACEPARENT, b"").decode("latin-1")
+        clock = SpanClock()
         if self._is_idle and not given:
-            return CallSpan(INVALID_SPAN, operation, "")
-        span = self._tracer.start_span(name, context_of(given), SpanKind.SERVER)
+            return CallSpan(INVALID_SPAN, operation, "", clock)
+        span = self._tracer.start_span(
+            name, context_of(given), SpanKind.SERVER, start_time=clock.began_ns
+        )
         span.set_attribute("gen_ai.operation.name", operation)
-        return CallSpan(span, operation, traceparent_of(span) or given)
+        return CallSpan(span, operation, traceparent_of(span) or given, clock)
 
-    def begin(self, request: NewRequest, call: CallSpan) -> tuple[Span, str]:
-        """Begin a choice; returns its span and the trace context for workers."""
+    def begin(self, now_ms: int, request: NewRequest, call: CallSpan) -> tuple[Span, str]:
+        """Begin a choice; returns its span and the trace context for workers.
+
+        Its start is told by how long ago it was: the router's clock, of ``now_ms`` and of requests,
+        may be far from that of spans since somebody set it.
+        """
         if self._is_idle and not call.traceparent:
             return INVALID_SPAN, ""
-        start_ns = None if request.received_ms is None else request.received_ms * 1_000_000
+        waited_ms = 0 if request.received_ms is None else now_ms - request.received_ms
         span = self._tracer.start_span(
             f"{call.operation} {self._model_name}",
             context_of(call.traceparent),
-            start_time=start_ns,
+            start_time=call.clock.now_ns() - waited_ms * 1_000_000,
         )
         if span.is_recording():
             sampling = request.sampling
@@ -86,14 +96,16 @@ class RequestSpans:
             span.set_attributes(asked)
         return span, traceparent_of(span) or call.traceparent
 
-    def end(self, span: Span, outcome: str, record: RequestRecord, error: str = "") -> None:
+    def end(
+        self, span: Span, call: CallSpan, outcome: str, record: RequestRecord, error: str = ""
+    ) -> None:
         """A choice ended: ``stop``, ``length``, ``cancelled`` or an error's code."""
         if span.is_recording():
             span.set_attributes(_ended(record, outcome))
             if error:
                 span.set_attribute("error.type", outcome)
                 span.set_status(StatusCode.ERROR, error)
-        span.end()
+        span.end(call.clock.now_ns())
 
 
 def _ended(record: RequestRecord, outcome: str) -> dict[str, AttributeValue]:

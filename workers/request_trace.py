@@ -5,7 +5,7 @@ span's children are told of it by `Submit`, here within, and by `Reserve`, at th
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -18,6 +18,7 @@ from disagg.messages.reports import PrefillReport, TransferKind, TransferReport
 from disagg.messages.session import PartEnded, ToRouterMessage
 from disagg.messages.submit import Role, Submit
 from disagg.telemetry.exporters import exporter_named_in, tracer_for
+from disagg.telemetry.span_clock import SpanClock
 from disagg.telemetry.trace_context import context_of, traceparent_of
 from disagg.transfer.actions import PostRead
 from disagg.workers.options import WorkerOptions
@@ -53,6 +54,7 @@ class _Part:
     span: Span | None = None
     """Of what goes on now; None while the part waits for a hand-over."""
     num_tokens: int = 0
+    clock: SpanClock = field(default_factory=SpanClock)
 
 
 class RequestTrace:
@@ -79,7 +81,7 @@ class RequestTrace:
         part = _Part(submit.role, submit.traceparent, submit.traceparent)
         self._parts[submit.key] = part
         if submit.role is not Role.DECODE:
-            part.span = self._begin(PREFILL, submit.key, part.parent)
+            part.span = self._begin(PREFILL, submit.key, part)
             part.transfer_parent = traceparent_of(part.span)
 
     def received(self, sender: Incarnation, message: PeerMessage) -> None:
@@ -130,7 +132,7 @@ class RequestTrace:
             case TransferReport(key) if message.kind is TransferKind.HANDOVER:
                 part = self._parts.get(key)
                 if part is not None and part.span is None:
-                    part.span = self._begin(DECODE, key, part.parent)
+                    part.span = self._begin(DECODE, key, part)
             case PartEnded(key, reason, text):
                 self._end(key, reason, text or reason)
 
@@ -140,8 +142,12 @@ class RequestTrace:
         part = self._parts.get(key)
         return None if part is None else context_of(part.transfer_parent)
 
-    def _begin(self, name: str, key: RequestKey, parent: str) -> Span:
-        span = self._tracer.start_span(f"{name} {self._model_name}".rstrip(), context_of(parent))
+    def _begin(self, name: str, key: RequestKey, part: _Part) -> Span:
+        span = self._tracer.start_span(
+            f"{name} {self._model_name}".rstrip(),
+            context_of(part.parent),
+            start_time=part.clock.now_ns(),
+        )
         span.set_attributes(
             {
                 "gen_ai.request.model": self._model_name,
@@ -168,12 +174,12 @@ class RequestTrace:
             part.span.set_attribute("disagg.queue_ms", report.times.queue_ms)
             part.span.set_attribute("disagg.transfer_ms", report.times.transfer_ms)
             part.span.set_attribute("disagg.compute_ms", report.times.compute_ms)
-        part.span.end()
+        part.span.end(part.clock.now_ns())
         part.span = None
         if part.role is Role.PREFILL:
             del self._parts[key]
         else:
-            part.span = self._begin(DECODE, key, part.parent)
+            part.span = self._begin(DECODE, key, part)
 
     def _generated(self, output: SequenceOutput) -> None:
         part = self._parts.get(output.key)
@@ -195,4 +201,4 @@ class RequestTrace:
             part.span.set_attribute("disagg.outcome", outcome)
             if outcome != "cancelled":  # the router says so also of what is over elsewhere
                 part.span.set_status(StatusCode.ERROR, message)
-        part.span.end()
+        part.span.end(part.clock.now_ns())

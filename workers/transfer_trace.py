@@ -5,7 +5,6 @@ first READ (or from its report, where nothing had to be read) to its commit or i
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Offers
 from disagg.messages.reports import TransferReport
 from disagg.messages.session import PartEnded, ToRouterMessage
+from disagg.telemetry.span_clock import SpanClock
 from disagg.transfer.actions import PostRead
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ SPAN_NAME = "kv.transfer"
 @dataclass(slots=True)
 class _Open:
     owner: Incarnation
-    started_ns: int
+    clock: SpanClock = field(default_factory=SpanClock)
     num_reads: int = 0
     num_blocks_posted: int = 0
     lease_id: int = 0
@@ -61,7 +61,7 @@ class TransferTrace:
         """A READ of a transfer is posted, the first of it perhaps."""
         one = self._open.get(read.key)
         if one is None:
-            one = self._open[read.key] = _Open(read.owner, time.time_ns())
+            one = self._open[read.key] = _Open(read.owner)
         one.num_reads += 1
         one.num_blocks_posted += len(read.dst_blocks)
 
@@ -77,7 +77,7 @@ class TransferTrace:
     def reported(self, message: ToRouterMessage) -> None:
         """Note that the router is informed of a transfer's end, or of its generation's end."""
         if isinstance(message, TransferReport):
-            one = self._open.pop(message.key, None) or _Open(message.owner, time.time_ns())
+            one = self._open.pop(message.key, None) or _Open(message.owner)
             one.attributes = _of_report(message)
             self._end(message.key, one, "failed" if message.failed else "committed", message.failed)
         elif isinstance(message, PartEnded):
@@ -111,7 +111,7 @@ class TransferTrace:
             extra={"request_id": key.request_id, "generation": key.generation},
         )
         context = self._context_of(key)
-        span = self._tracer.start_span(SPAN_NAME, context, start_time=one.started_ns)
+        span = self._tracer.start_span(SPAN_NAME, context, start_time=one.clock.began_ns)
         if span.is_recording():
             span.set_attributes(
                 {
@@ -129,7 +129,7 @@ class TransferTrace:
             )
             if not committed:
                 span.set_status(trace.StatusCode.ERROR, message or outcome)
-        span.end()
+        span.end(one.clock.now_ns())
 
 
 def _of_report(report: TransferReport) -> dict[str, AttributeValue]:

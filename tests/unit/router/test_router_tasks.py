@@ -4,11 +4,15 @@ import asyncio
 import time
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from disagg.router import ticker
 from disagg.router.app import RouterApp
 from disagg.router.options import RouterOptions
 from disagg.router.process import serve
+from disagg.router.request_spans import RequestSpans
 from disagg.routing.core import RouterCore
 from tests.unit.router.conftest import ROUTER
 from tests.unit.router.scripted_worker import BOUND_S, stored
@@ -61,6 +65,23 @@ async def test_a_clock_that_is_set_is_told_once_and_ends_no_wait(open_house, mon
         (line,) = [one for one in caplog.messages if "clock was set" in one]
         assert said in line
         assert 0 <= dispatcher.now_ms() - begun_ms < 1000 * BOUND_S
+
+
+@pytest.mark.parametrize("set_by_s", [-7200, 7200])
+async def test_spans_are_as_long_as_requests_after_the_clock_was_set(house, monkeypatch, set_by_s):
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    dispatcher = house.app.dispatcher
+    spans = RequestSpans(provider.get_tracer("test"), "tiny")
+    monkeypatch.setattr(dispatcher.observers, "spans", spans)
+    began_ns = time.time_ns() - 10**6  # the router counts in milliseconds
+    monkeypatch.setattr(dispatcher, "_wall_offset_ms", dispatcher._wall_offset_ms - 1000 * set_by_s)
+    body = {"model": "tiny", "prompt": [5, 6], "max_tokens": 2}
+    assert (await house.http.post("/v1/completions", json=body)).status_code == 200
+    await house.until(lambda: len(exporter.get_finished_spans()) == 2, "both spans")
+    ended_ns = time.time_ns()
+    for span in exporter.get_finished_spans():
+        assert began_ns <= span.start_time <= span.end_time <= ended_ns, span.to_json()
 
 
 async def num_late(house):
