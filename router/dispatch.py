@@ -48,6 +48,11 @@ from disagg.tls.connections import Connections
 logger = logging.getLogger(__name__)
 
 SESSION_ENDED = "session to worker %s ended: %s"
+SILENT = (
+    "worker %s (epoch %s) is taken for lost: nothing has come from it for too long"
+    " (router.worker_silent_busy_ms, router.worker_silent_ms); it or its host stands still, or the"
+    " network loses what it sends"
+)
 
 CLOCKS_APART_MS = 1_000
 """So far routers' clocks may differ, see `Claim`."""
@@ -258,8 +263,8 @@ class Dispatcher:
                     self._live.fail(request_id, error)
                 case Connect(info):
                     self._connect(info)
-                case Disconnect(worker):
-                    self._disconnect(worker)
+                case Disconnect(worker, silent):
+                    self._disconnect(worker, silent=silent)
                 case CacheResetEnded():
                     self._reset_ended(action)
                 case RefuseRegistration():
@@ -278,10 +283,12 @@ class Dispatcher:
         )
         self.sessions.open(info, events)
 
-    def _disconnect(self, worker: Incarnation) -> None:
+    def _disconnect(self, worker: Incarnation, *, silent: bool) -> None:
         if self.sessions.get(worker) is None:
             return
-        if not self._refusals.knows(worker.worker_id, worker.epoch):
+        if silent:
+            logger.warning(SILENT, worker.worker_id, worker.epoch)
+        elif not self._refusals.knows(worker.worker_id, worker.epoch):
             logger.info("worker %s (epoch %s) left", worker.worker_id, worker.epoch)
         self._metrics.worker_left(worker.worker_id)
         self.roles.worker_left()

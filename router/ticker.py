@@ -9,6 +9,8 @@ from disagg.router.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
+STOOD_STILL_S = 0.5
+"""A tick so late is that of a router that was stopped (SIGSTOP, a suspended machine)."""
 TICK_FAILURES_MAX = 50
 
 
@@ -21,6 +23,9 @@ async def tick_forever(
     router whose ticks keep failing notices no lost worker and no late request: it ends, and
     whoever runs it starts another.
 
+    After the router stood still it first hears what has come meanwhile: all its requests had made
+    no progress for longer than they may, by its own clock, and failed at once.
+
     Args:
         tick: advances the core.
         metrics: count failures, and show how late each tick comes.
@@ -31,7 +36,10 @@ async def tick_forever(
     while num_failures < TICK_FAILURES_MAX:
         due_s = loop.time() + TICK_S
         await asyncio.sleep(TICK_S)
-        metrics.lagged(loop.time() - due_s)
+        late_s = loop.time() - due_s
+        metrics.lagged(late_s)
+        if late_s > STOOD_STILL_S:
+            await asyncio.sleep(TICK_S)
         try:
             tick()
             num_failures = 0

@@ -164,10 +164,15 @@ async def _register(
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             # Refused handshakes look like a router that is away.
             said += (
-                " (if it runs: are both certificates of one authority, see cluster.tls_directory?)"
+                " (if it runs: are both certificates of one authority, see cluster.tls_directory?"
+                " Does the network let packets of full size through (MTU)?)"
                 if secured
                 else " (if it runs: has it a certificate, and this worker none?)"
             )
-        is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        if is_late := error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            said = (
+                f"not registered: no answer within {REGISTER_TIMEOUT_S:g} s: it stands still,"
+                " or the network loses what it or this worker sends"
+            )
         return _Answer(logging.WARNING, said, is_late=is_late)
     return _Answer(logging.INFO, "registered", pace)

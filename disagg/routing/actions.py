@@ -85,9 +85,14 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close the streams to this incarnation."""
+    """Close the streams to this incarnation.
+
+    Attributes:
+        silent: it has said nothing for too long; else its session has ended by itself.
+    """
 
     worker: Incarnation
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,7 +348,7 @@ class RouterCore:
         if incarnation not in self._fleet:
             return []
         lost = self._fleet.remove(incarnation)
-        actions: list[RouterAction] = [Disconnect(incarnation)]
+        actions: list[RouterAction] = [Disconnect(incarnation, silent=cause == "silent")]
         actions += self._resets.lost(incarnation, cause)
         actions += self._lifecycle.lost(now_ms, lost, cause)
         return actions + self._admit_freed(now_ms)

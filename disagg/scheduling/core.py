@@ -284,7 +284,13 @@ class WorkerCore:
             case DrainEvent.DRAINED:
                 self._out.add(Drained())
             case DrainEvent.EXIT:
-                self._out.add(Exit("READs that may still land hold too much of the pool"))
+                owners = ", ".join(sorted(one.worker_id for one in self.inbound.peers_paused))
+                self._out.add(
+                    Exit(
+                        f"READs from {owners} that may still land hold too much of the pool; does"
+                        " the network between the hosts let packets of full size (MTU) through?"
+                    )
+                )
             case DrainEvent.GIVE_UP:
                 self._moving.move_all(now_ms)
         return self._out.take()

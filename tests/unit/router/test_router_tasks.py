@@ -1,7 +1,9 @@
 """An exception in one of the router's own tasks: logged, counted, and then restarted or the end."""
 
 import asyncio
+import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -53,6 +55,15 @@ async def test_a_failed_tick_is_counted_and_the_next_one_comes(open_house, monke
     assert not house.app.dispatcher.broken.is_set()
 
 
+async def test_why_a_silent_worker_is_lost_is_told_with_what_to_look_at(open_house, caplog):
+    house = await open_house(worker_silent_ms=300, worker_silent_busy_ms=300)
+    await house.add("w7")  # it sends no heartbeats
+    await house.until(lambda: not house.app.dispatcher.core.fleet, "the silent worker dropped")
+    (line,) = [one for one in caplog.messages if "taken for lost" in one]
+    assert "worker w7 " in line
+    assert "router.worker_silent_ms" in line
+
+
 async def test_a_clock_that_is_set_is_told_once_and_ends_no_wait(open_house, monkeypatch, caplog):
     house = await open_house()
     dispatcher = house.app.dispatcher
@@ -101,6 +112,40 @@ async def test_how_long_streams_stood_still_is_measured(house):
     async with asyncio.timeout(BOUND_S):
         while await num_late(house) <= before:
             pass
+
+
+async def test_who_stood_still_hears_what_has_come_before_it_judges_anybody():
+    order = []
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=ours)
+
+    async def hear():
+        await reader.read(1)
+        for _ in range(10):  # as many turns as a message takes through gRPC and a session
+            await asyncio.sleep(0)
+        order.append("heard")
+
+    ticked = asyncio.Event()
+
+    def tick():
+        order.append("tick")
+        ticked.set()
+
+    metrics = SimpleNamespace(lagged=lambda late_s: None)
+    tasks = [
+        asyncio.create_task(hear()),
+        asyncio.create_task(ticker.tick_forever(tick, metrics, tick)),
+    ]
+    await asyncio.sleep(0)
+    theirs.send(b"1")
+    time.sleep(2 * ticker.STOOD_STILL_S)  # noqa: ASYNC251 - the router stands still
+    async with asyncio.timeout(BOUND_S):
+        await ticked.wait()
+    assert order == ["heard", "tick"]
+    for task in tasks:
+        task.cancel()
+    writer.close()
+    theirs.close()
 
 
 async def test_a_router_whose_ticks_never_succeed_ends(model_dir, monkeypatch):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from disagg.messages.identity import Incarnation
 from disagg.scheduling.actions import Exit
 from disagg.scheduling.core import WorkerCore
 from disagg.transfer.reader.table import InboundTable
@@ -17,6 +18,10 @@ class Quarantined(InboundTable):
     def num_blocks_quarantined(self) -> int:
         return 1_000
 
+    @property
+    def peers_paused(self) -> frozenset[Incarnation]:
+        return frozenset({Incarnation("p1", "7"), Incarnation("p0", "8")})
+
 
 def stuck(core: WorkerCore) -> WorkerCore:
     core.inbound.__class__ = Quarantined
@@ -25,7 +30,9 @@ def stuck(core: WorkerCore) -> WorkerCore:
 
 
 def exits(core: WorkerCore, now_ms: int) -> bool:
-    return any(isinstance(action, Exit) for action in core.tick(now_ms))
+    said = [action.reason for action in core.tick(now_ms) if isinstance(action, Exit)]
+    assert all("READs from p0, p1 that may still land" in reason for reason in said)
+    return bool(said)
 
 
 def test_what_runs_may_end_first() -> None:
