@@ -251,7 +251,7 @@ async def registered_with_one_that_answers_nobody(names: Names, paused: list[int
 
 
 def test_a_router_that_answers_nobody_is_asked_ever_more_seldom(
-    names: Names, monkeypatch: pytest.MonkeyPatch
+    names: Names, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may have too much to do: a new connection of every worker is more of it."""
     paused: list[int] = []
@@ -264,6 +264,7 @@ def test_a_router_that_answers_nobody_is_asked_ever_more_seldom(
     monkeypatch.setattr(registration, "pause_s", pause_s)
     asyncio.run(registered_with_one_that_answers_nobody(names, paused))
     assert paused[:2] == [2, 3]
+    assert "no answer within 0.1 s: it stands still, or the network loses" in caplog.text
 
 
 async def registered_as_often_as_asked(names: Names) -> None:
