@@ -232,6 +232,10 @@ LARGE_WORLDS: dict[str, Named] = {
         "P prefills for D and may be asked to end, E prefills again; blocks of one token; in order",
         planned(**_third("prefill"), drains=(PREFILL,), generations_max=4),
     ),
+    "generation-stalled-prefill": (
+        "a report of P or D says that a step does not end, which may end all the same",
+        planned(stalls=1),
+    ),
     "generation-both-crash": (
         "P and D crash, and may come back; an error is allowed",
         planned(crashes=BOTH, returns=True, error_allowed=True),

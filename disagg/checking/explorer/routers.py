@@ -79,6 +79,7 @@ class Routers:
                 request_timeout_ms=1,
                 records_max=0,
                 worker_silent_ms=1,
+                worker_stalled_ms=0,
             )
         )
         setting.mutate_router(core)

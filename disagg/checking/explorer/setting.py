@@ -108,6 +108,7 @@ class Setting:
         returns: a crashed worker may come back under its name.
         drains: workers that may be asked to end, which they do once nothing goes on, or a bounded
             time later.
+        stalls: reports, of any workers, that a step does not end.
         cuts: workers whose session with the router may break, each once, though they live on.
         unlinked: pairs that may lose each other at any moment, though both live on.
         vanishes: workers of which one may be gone for ever, and nobody is told.
@@ -175,6 +176,7 @@ class Setting:
     crashes: tuple[int, ...] = ()
     returns: bool = False
     drains: tuple[int, ...] = ()
+    stalls: int = 0
     cuts: tuple[int, ...] = ()
     unlinked: tuple[tuple[int, int], ...] = ()
     vanishes: tuple[int, ...] = ()

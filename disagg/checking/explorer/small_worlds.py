@@ -362,6 +362,11 @@ SMALL_WORLDS: dict[str, Named] = {
         "D's session with the router breaks, D lives on and gets another",
         planned(cuts=(DECODE,)),
     ),
+    "generation-stalled": (
+        "D serves alone, and E may; twice a report says that a step does not end, which may end "
+        "all the same; three tokens, blocks of two; at any time",
+        drain(drains=(), stalls=2),
+    ),
     "generation-checksums": (
         "with checksums; a READ brings other bytes than there are",
         planned(checksums=True, bit_flips=1),

@@ -121,6 +121,9 @@ class Faults(NamedTuple):
     cuts: tuple[int, ...] = ()
     drains: tuple[int, ...] = ()
     """Workers that were asked to end."""
+    stalls: int = 0
+    stalled: tuple[int, ...] = ()
+    """Workers whose last report says that their step does not end."""
     routers: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Routers that have vanished, each with the workers that have noticed."""
     stranger: tuple[int, str] = (-1, "")

@@ -16,6 +16,7 @@ from disagg.checking.explorer.moves import Moves
 from disagg.checking.explorer.rounds import rounds
 from disagg.checking.explorer.router_losses import router_steps
 from disagg.checking.explorer.setting import Setting
+from disagg.checking.explorer.stalls import stall_steps
 from disagg.checking.explorer.state import (
     ASK_TIMEOUT_MS,
     CRASHED,
@@ -109,6 +110,7 @@ class World:
         yield from self._message_steps(now)
         yield from router_steps(self.moves, now)
         yield from drain_steps(self.moves, now)
+        yield from stall_steps(self.moves, now)
         for read in now.reads:
             yield from self._read_steps(now, read, over)
         yield from checksum_steps(self.moves, now)

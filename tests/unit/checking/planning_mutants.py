@@ -116,6 +116,15 @@ class WithEarlyTokens(RequestLifecycle):
         return super()._begin(now_ms, request, plan)
 
 
+class MovesAgain(RequestLifecycle):
+    """What went on elsewhere does so with every report of a worker that has stalled."""
+
+    def stalled(self, now_ms: int, incarnation: Incarnation) -> list[RouterAction]:
+        for request in self._live:
+            request.has_stalled = False
+        return super().stalled(now_ms, incarnation)
+
+
 class SeesNoGaps(RequestLifecycle):
     """A token that its prefill worker took along is waited for."""
 

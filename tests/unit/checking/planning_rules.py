@@ -80,6 +80,15 @@ PLANNING_RULES = (
         mutants=TOKEN_0_ONCE,
     ),
     without(
+        "what a stalled worker has goes on elsewhere once",
+        "generation-stalled",
+        10,
+        "router: hears of second WorkerStats: an error to the client: given up after 2 plans, at "
+        "last for worker_stalled: second: its step does not end",
+        planner=mutants.MovesAgain,
+        generations_max=2,
+    ),
+    without(
         "destinations are held until every READ is terminal, also of an old plan",
         "generation-session",
         9,
