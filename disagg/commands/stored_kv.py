@@ -15,7 +15,7 @@ from disagg.errors import ConfigError
 from disagg.workers.tiers.contract import PARTS, place_of_rank
 from disagg.workers.tiers.disk_store import LOCK_FILE, DiskStore
 from disagg.workers.tiers.object_store import BLOCK_BYTES_MAX, ObjectStore
-from disagg.workers.tiers.options import parse_tiers
+from disagg.workers.tiers.options import parse_tier, parse_tiers
 from disagg.workers.tiers.store import Store
 from disagg.workers.tiers.stored_block import HEADER_BYTES, StoredBlock, block_name, why_not
 
@@ -23,6 +23,7 @@ AT_ONCE = 256
 """Blocks removed between two steps of the progress bar."""
 UNREADABLE = "unreadable"
 """A block that may be intact: its store fails."""
+_TIERS = ("disk:", "object:")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -49,7 +50,15 @@ def places_of(settings: Settings) -> list[str]:
 
 
 def places_in(place: str) -> list[str]:
-    """The stores at a directory: its own, and those of ranks in it. A URL's are not looked for."""
+    """The stores at a directory: its own, and those of ranks in it. A URL's are not looked for.
+
+    Also by the directory's or the URL's tier, as `worker.tiers` names it.
+
+    Raises:
+        ConfigError: it looks like such a tier, and is none.
+    """
+    if place.startswith(_TIERS):
+        place = parse_tier(place).place
     parts = [] if "://" in place else sorted(str(one) for one in Path(place).glob(PARTS))
     own = [place] if not parts or (Path(place) / LOCK_FILE).exists() else []
     return own + parts

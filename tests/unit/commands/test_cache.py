@@ -260,3 +260,11 @@ def test_stores_of_ranks_are_found_in_their_directory(tmp_path: Path) -> None:
     assert (code, found) == (0, [(parts[0], 1), (parts[1], 2)])
     write(disk_tier(tmp_path / "kv"), KEYS)  # a worker of one rank, too
     assert places_in(f"{tmp_path}/kv") == [f"{tmp_path}/kv", *parts]
+
+
+def test_a_store_is_found_by_its_tier_too(tmp_path: Path) -> None:
+    place = str(tmp_path)
+    assert places_in(f"disk:{place}?size=1GiB&write=reuse") == places_in(place)
+    assert places_in("object:s3://kv/of-all?size=1GiB") == ["s3://kv/of-all"]
+    with pytest.raises(ConfigError, match="size is missing"):
+        places_in(f"disk:{place}")
