@@ -9,17 +9,17 @@ from tests.process.harness import Cluster, running, wait_until
 from tests.process.served_model import WINDOW, ServedModel, assert_exact, handed_over
 
 STEP_SLOW_MS = 300
-"""Of the worker that is held; those of others may take long on a busy machine."""
+"""Of workers that are held; those of others may take long on a busy machine."""
 OPTIONS = {"max_step_tokens": 96, "max_model_tokens": 1024}
 
 
 @contextmanager
 def fleet(tmp_path: Path, worker_stalled_ms: int) -> Iterator[Cluster]:
-    """Of its two decode workers the first by name may stall."""
+    """Its prefill worker and the first of two that decode may stall."""
     directory = make_checkpoint(tmp_path / "gemma3", "gemma3", window=WINDOW)
     router = {"worker_silent_ms": 60_000, "worker_stalled_ms": worker_stalled_ms}
     with running(Cluster(directory, tmp_path, OPTIONS, router)) as cluster:
-        cluster.spawn("p0", "prefill")
+        cluster.spawn("p0", "prefill", step_slow_ms=STEP_SLOW_MS)
         cluster.spawn("d0", "decode", step_slow_ms=STEP_SLOW_MS)
         cluster.spawn("d1", "decode")
         cluster.wait_ready("p0", "d0", "d1")
@@ -69,4 +69,20 @@ def test_what_it_has_goes_on_at_others(tmp_path: Path) -> None:
         assert cluster.known()["d0"]["stats"]["stalled"]
         cluster.tell("d0", "pass steps")
         wait_until(lambda: not cluster.known()["d0"]["stats"]["stalled"], "d0 to go on")
+        served.settle()
+
+
+def test_a_prompt_that_it_computes_goes_on_at_others(tmp_path: Path) -> None:
+    with fleet(tmp_path, worker_stalled_ms=STEP_SLOW_MS) as cluster:
+        served = ServedModel(cluster)
+        prompt = served.prompt(300, 8, salt="prompt")
+        cluster.tell("p0", "hold steps")
+        answer = served.ask_later(prompt, "prompt")  # of equals the first by name prefills
+        assert_exact(answer.result(), prompt)  # while it is held
+        first, second = cluster.record("prompt")["generations"]
+        assert first["prefill"]["worker_id"] == "p0"
+        assert first["cause"].startswith("worker_stalled: p0")
+        assert second["prefill"]["worker_id"] != "p0"
+        cluster.tell("p0", "pass steps")
+        wait_until(lambda: not cluster.known()["p0"]["stats"]["stalled"], "p0 to go on")
         served.settle()
