@@ -19,6 +19,7 @@ from disagg.simulation.figures import Figures
 from disagg.simulation.world import Watch, no_watch
 
 PROCESSES_MAX = 1_024
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAY_S = 5.0
 """How often the progress is told."""
 
@@ -41,10 +42,12 @@ def simulate_all(comparison: Comparison, num_processes: int, *, quiet: bool) -> 
         return _collected(map(one, runs), len(runs), quiet=quiet)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_processes, context, _begin, (one,)) as processes:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # nobody is left half begun
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as those have it that are started now
-        begun = [processes.submit(_simulated_here, run) for run in runs]
-        interrupt_on_signals()
         try:
+            begun = [processes.submit(_simulated_here, run) for run in runs]
+            interrupt_on_signals()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             return _collected((each.result() for each in begun), len(runs), quiet=quiet)
         except KeyboardInterrupt as interrupted:
             for process in multiprocessing.active_children():
@@ -59,6 +62,7 @@ def simulate_all(comparison: Comparison, num_processes: int, *, quiet: bool) -> 
         finally:
             processes.shutdown(wait=False, cancel_futures=True)
             exit_on_signals()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _collected(found: Iterable[Figures], num_runs: int, *, quiet: bool) -> list[Figures]:
@@ -81,6 +85,7 @@ _simulated_of_process: Callable[[Run], Figures]
 
 def _begin(simulated: Callable[[Run], Figures]) -> None:
     global _simulated_of_process
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     _end_with_parent()
     _simulated_of_process = simulated
 
