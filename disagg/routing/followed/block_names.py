@@ -1,6 +1,6 @@
 """Our names for blocks that a server calls by hashes of its own."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -64,7 +64,8 @@ class BlockNames:
         self._held: dict[BlockHash, _Block] = {}
         self._more: Counter[tuple[BlockHash, int]] = Counter()
         """Copies after the first, by block and group."""
-        self._past: dict[BlockHash, bytes] = {}
+        # Not a dict: finding the first key of one steps over all that were deleted before it.
+        self._past: OrderedDict[BlockHash, bytes] = OrderedDict()
         self._new: dict[BlockHash, bytes] = {}
         """Named by the events that are being taken in."""
 
@@ -226,7 +227,7 @@ class BlockNames:
     def _remember(self, value: BlockHash, name: bytes) -> None:
         self._past[value] = name
         if len(self._past) > self.blocks_max:
-            del self._past[next(iter(self._past))]
+            self._past.popitem(last=False)
 
     def _name_of(self, value: BlockHash) -> bytes | None:
         block = self._held.get(value)

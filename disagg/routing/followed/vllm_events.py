@@ -105,7 +105,7 @@ def _stored(wire: Mapping[str, object]) -> VllmStored:
     salt, has_other_keys = _extra_keys(wire)
     return VllmStored(
         _group(wire),
-        str(wire.get("kv_cache_spec_kind") or FULL_ATTENTION),
+        _kind(wire),
         _number(wire, "kv_cache_spec_sliding_window"),
         block_tokens,
         hashes,
@@ -131,6 +131,13 @@ def _extra_keys(wire: Mapping[str, object]) -> tuple[str, bool]:
         case [[str(salt)], *rest] if wire.get("parent_block_hash") is None:
             return salt, any(rest)
     return "", any(keys)
+
+
+def _kind(wire: Mapping[str, object]) -> str:
+    kind = wire.get("kv_cache_spec_kind")
+    if kind is not None and not isinstance(kind, str):
+        raise ProtocolError("kv_cache_spec_kind: no text")
+    return kind or FULL_ATTENTION
 
 
 def _group(wire: Mapping[str, object]) -> int:
