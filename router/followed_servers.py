@@ -57,13 +57,13 @@ class FollowedServers:
             failed: told of bugs in the tasks that do it, already logged.
         """
         # ZeroMQ costs every router memory and time to start; few follow anybody.
-        from disagg.router.kv_event_subscriber import KVEventSubscriber, new_context
+        from disagg.router.kv_event_subscriber import KVEventSubscriber, Turns, new_context
 
-        context = new_context()
+        context, turns = new_context(), Turns()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for endpoint, cache in self._parts:
-                    follows = KVEventSubscriber(endpoint, cache, now_ms, failed).run(context)
+                    follows = KVEventSubscriber(endpoint, cache, turns, now_ms, failed).run(context)
                     tasks.create_task(follows, name=f"KV events of {endpoint.name}")
         finally:
             context.destroy(linger=0)

@@ -6,7 +6,8 @@ replay socket (ROUTER) is answered with such messages from there on, the last wi
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import NoReturn, TypeAlias
 
 import msgpack
@@ -30,11 +31,11 @@ MESSAGE_BYTES_MAX = 8 << 20
 CONTAINERS_MAX = 1 << 18
 """Lists and maps of a message. Empty ones take a byte each there, and sixty here."""
 QUEUED_MAX = 1_000
-"""Messages; more wait at the server."""
+"""Messages; of more, those that a replay can bring are let go, and others wait at the server."""
 REPLAYED_QUEUED_MAX = 20_000
 """Twice what vLLM keeps: its replay loses what finds no room."""
 WORK_S = 0.005
-"""After so much work in the event loop others get as much of its time."""
+"""After so much work in the event loop others than followed servers get as much of its time."""
 HEARTBEAT_MS = 2_000
 SILENT_MS = 10_000
 """A server that answers no heartbeat for so long is taken for gone."""
@@ -45,12 +46,33 @@ END_OF_REPLAY = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 Ask: TypeAlias = Callable[[AskReplay | None], None]
 
 
+class Turns:
+    """All servers' part of the event loop's time: a message at a time, and half of it at most."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._worked_s = 0.0
+
+    @asynccontextmanager
+    async def next(self) -> AsyncIterator[None]:
+        """Take in one message."""
+        async with self._lock:
+            began_s = asyncio.get_running_loop().time()
+            yield
+            self._worked_s += asyncio.get_running_loop().time() - began_s
+            pause_s = 0.0
+            if self._worked_s >= WORK_S:
+                pause_s, self._worked_s = self._worked_s, 0.0
+            await asyncio.sleep(pause_s)
+
+
 class KVEventSubscriber:
     """Hands one server's messages to what knows their meaning, and asks for what that misses.
 
     Args:
         endpoint: of the server.
         cache: takes the messages.
+        turns: of all servers.
         now_ms: the time.
         failed: told of a bug in here, already logged.
     """
@@ -59,18 +81,20 @@ class KVEventSubscriber:
         self,
         endpoint: KVEventEndpoint,
         cache: FollowedCache,
+        turns: Turns,
         now_ms: Callable[[], int],
         failed: Callable[[str], None],
     ) -> None:
         self._endpoint = endpoint
         self._cache = cache
+        self._turns = turns
         self._now_ms = now_ms
         self._failed = failed
         self._replay: asyncio.Task[None] | None = None
         self._problem = ""
         self._log_again_s = 0.0
+        self._log_silence_again_s = 0.0
         self._is_refusal_told = False
-        self._worked_s = 0.0
 
     async def run(self, context: zmq.asyncio.Context) -> NoReturn:
         """Follow until cancelled, through every loss of the connection.
@@ -106,14 +130,16 @@ class KVEventSubscriber:
             self._log_again_s = now_s + LOG_S
             logger.warning("KV events of %s: %s", self._endpoint.name, self._problem)
 
-    async def _give_way(self, began_s: float) -> None:
-        """Let others have a turn, and after much work as much of the time as it took."""
-        self._worked_s += asyncio.get_running_loop().time() - began_s
-        if self._worked_s < WORK_S:
-            await asyncio.sleep(0)
-            return
-        pause_s, self._worked_s = self._worked_s, 0.0
-        await asyncio.sleep(pause_s)
+    def _log_silence(self) -> None:
+        """Nobody answered where replays are asked for, so what was before remains unknown."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._log_silence_again_s:
+            self._log_silence_again_s = now_s + LOG_S
+            logger.warning(
+                "KV events of %s: %s does not answer; is it the server's replay_endpoint?",
+                self._endpoint.name,
+                self._endpoint.replay,
+            )
 
     async def _follow(self, context: zmq.asyncio.Context, socket: zmq.asyncio.Socket) -> None:
         """Follow until the connection ends."""
@@ -143,7 +169,9 @@ class KVEventSubscriber:
                     self._replay.cancel()
                 self._replay = tasks.create_task(self._read_replays(context, replay))
 
-            others = [tasks.create_task(one) for one in (self._read(socket, ask), self._tick(ask))]
+            queue: asyncio.Queue[list[bytes]] = asyncio.Queue(QUEUED_MAX)
+            parts = (self._receive(socket, queue), self._read(queue, ask), self._tick(ask))
+            others = [tasks.create_task(one) for one in parts]
             await self._until_gone(monitor, ask)
             if self._replay is not None:
                 others.append(self._replay)
@@ -164,24 +192,37 @@ class KVEventSubscriber:
             where = self._endpoint.address
             logger.warning("KV events of %s: %s ends connections; is it a publisher?", name, where)
 
-    async def _read(self, socket: zmq.asyncio.Socket, ask: Ask) -> None:
+    async def _receive(self, socket: zmq.asyncio.Socket, queue: asyncio.Queue[list[bytes]]) -> None:
+        """Read always: of a connection that is not read ZeroMQ hears no heartbeat, and ends it."""
         while True:
-            # What waited for a replay would be taken in at its end without a pause: seconds of work
-            # in the event loop. So it waits in the socket, and at the server.
+            frames = await socket.recv_multipart()
+            if not queue.full():
+                queue.put_nowait(frames)
+            elif not self._endpoint.replay:
+                await queue.put(frames)
+            await asyncio.sleep(0)
+
+    async def _read(self, queue: asyncio.Queue[list[bytes]], ask: Ask) -> None:
+        while True:
+            # What waited for a replay in the cache would be taken in at its end without a pause:
+            # seconds of work in the event loop.
             while self._cache.is_asking and self._replay and not self._replay.done():
                 await asyncio.wait({self._replay}, timeout=TICK_S)
-            frames = await socket.recv_multipart()
-            began_s = asyncio.get_running_loop().time()
-            _, number, payload = self._frames(frames)
-            if number is not None:
-                ask(self._cache.live(self._now_ms(), number, payload))
-            self._log_problem()
-            await self._give_way(began_s)
+            frames = await queue.get()
+            async with self._turns.next():
+                _, number, payload = self._frames(frames)
+                if number is not None:
+                    ask(self._cache.live(self._now_ms(), number, payload))
+                self._log_problem()
 
     async def _tick(self, ask: Ask) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            ask(self._cache.tick(self._now_ms()))
+            was_asking = self._cache.is_asking
+            again = self._cache.tick(self._now_ms())
+            if was_asking and (again is not None or not self._cache.is_asking):
+                self._log_silence()
+            ask(again)
 
     async def _read_replays(self, context: zmq.asyncio.Context, replay: AskReplay | None) -> None:
         """Ask, and hand on what comes; the end may lead to another question."""
@@ -191,14 +232,13 @@ class KVEventSubscriber:
                 await socket.send_multipart([b"", replay.first.to_bytes(8, "big")])
                 while True:
                     _, *frames = await socket.recv_multipart()
-                    began_s = asyncio.get_running_loop().time()
-                    is_end, number, payload = self._frames(frames)
+                    async with self._turns.next():
+                        is_end, number, payload = self._frames(frames)
+                        if number is not None:
+                            self._cache.replayed(self._now_ms(), number, payload)
+                        self._log_problem()
                     if is_end:
                         break
-                    if number is not None:
-                        self._cache.replayed(self._now_ms(), number, payload)
-                    self._log_problem()
-                    await self._give_way(began_s)
             replay = self._cache.replay_ended(self._now_ms())
 
     def _frames(self, frames: list[bytes]) -> tuple[bool, int | None, object]:

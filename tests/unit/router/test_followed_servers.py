@@ -11,16 +11,14 @@ import msgpack
 import pytest
 import zmq
 
-from disagg.config.router_settings import RouterSettings
-from disagg.errors import ConfigError
 from disagg.kv.event_log import KVEventLog
 from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.shapes.layout import KVCacheGroup
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 from disagg.router import kv_event_subscriber
-from disagg.router.kv_event_endpoints import KVEventEndpoint, parse_endpoints
 from disagg.router.kv_event_subscriber import CONTAINERS_MAX
+from disagg.routing.followed import event_order
 from disagg.testing.scripted_worker import HASHER
 from disagg.wire.v1 import router_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
@@ -69,6 +67,7 @@ class Server:
         )
         self.lossy = Lossy(self.publisher._pub)
         self.publisher._pub = self.lossy  # type: ignore[assignment]
+        self.is_answering = True
         self._task = asyncio.create_task(self._answer())
 
     def say(self, *events: Any) -> None:
@@ -78,7 +77,8 @@ class Server:
 
     async def _answer(self) -> None:
         while True:
-            self.publisher.answer_replays()
+            if self.is_answering:
+                self.publisher.answer_replays()
             await asyncio.sleep(0.01)
 
     async def close(self) -> None:
@@ -255,6 +255,48 @@ async def test_what_is_no_publisher_is_told_once(open_house, monkeypatch, caplog
     assert told == [f"KV events of a: {address} ends connections; is it a publisher?"]
 
 
+async def test_a_long_replay_ends_no_connection(start, follow, monkeypatch, caplog) -> None:
+    """ZeroMQ hears no heartbeat of a server whose messages have filled the socket.
+
+    So a router that had much to catch up with lost the connection, and began from nothing again.
+    """
+    monkeypatch.setattr(kv_event_subscriber, "HEARTBEAT_MS", 50)
+    monkeypatch.setattr(kv_event_subscriber, "SILENT_MS", 300)
+    monkeypatch.setattr(kv_event_subscriber, "QUEUED_MAX", 10)
+    server = start()
+    server.is_answering = False
+    follower = await follow()
+    await follower.house.until(
+        lambda: follower.house.app._followed._parts[0][1].is_asking, "the question"
+    )
+    for _ in range(20):  # the replay takes twice as long as a server may be silent
+        for _ in range(10):
+            server.say(blocks(0, 1))
+        await asyncio.sleep(0.05)
+    server.say(blocks(1, 3))
+    server.is_answering = True
+    await follower.until_held(3 * BLOCK)
+    assert "KV events of a: the server is gone" not in [one.message for one in caplog.records]
+
+
+async def test_a_replay_that_nobody_answers_is_told_once(
+    start, follow, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(event_order, "REPLAY_SILENT_MS", 100)
+    monkeypatch.setattr(event_order, "PROBE_MS", 100)
+    monkeypatch.setattr(kv_event_subscriber, "TICK_S", 0.02)
+    server = start()
+    server.is_answering = False
+    follower = await follow()
+    caches = follower.house.app._followed._parts[0][1]
+    for _ in range(3):
+        await follower.house.until(lambda: caches.is_asking, "a question")
+        await follower.house.until(lambda: not caches.is_asking, "its end")
+    told = [one.message for one in caplog.records if "does not answer" in one.message]
+    assert len(told) == 1
+    assert told[0].startswith("KV events of a: ipc://")
+
+
 async def test_many_servers_share_threads(open_house) -> None:
     """Each had two, and files open beside its connection: 256 of them took 2,065 files."""
     before = len(os.listdir("/proc/self/task"))
@@ -330,45 +372,3 @@ async def test_a_server_may_have_an_address_of_ipv6(open_house) -> None:
             return view.is_complete
 
         await house.until(is_connected, "the connection")
-
-
-def test_endpoints_are_read() -> None:
-    texts = (
-        "a=tcp://10.0.0.1:5557?replay=tcp://10.0.0.1:5558&tenant=t",
-        "b=ipc:///run/b",
-        "c=tcp://[fd00::1]:65535",
-    )
-    assert parse_endpoints(texts) == (
-        KVEventEndpoint("a", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558", "t"),
-        KVEventEndpoint("b", "ipc:///run/b"),
-        KVEventEndpoint("c", "tcp://[fd00::1]:65535"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("tcp://10.0.0.1:5557", "begins with no name"),
-        ("=tcp://10.0.0.1:5557", "begins with no name"),
-        ("a=10.0.0.1:5557", "neither tcp"),
-        ("a=tcp://*:5557", "neither tcp"),
-        ("a=tcp://10.0.0.1", "neither tcp"),
-        ("a=tcp://10.0.0.1:0", "neither tcp"),
-        ("a=tcp://10.0.0.1:65536", "neither tcp"),
-        ("a=tcp://10.0.0.1 :5557", "neither tcp"),
-        ("a=tcp://10.0.0.1:1?replay=x", "'x' is neither"),
-        ("a=tcp://10.0.0.1:1?topic=x", "'topic' is none of replay, tenant"),
-        ("a=tcp://10.0.0.1:1?tenant=x&tenant=y", "twice"),
-    ],
-)
-def test_endpoints_that_cannot_be_used_are_refused(text: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why.replace("*", r"\*")) as caught:
-        parse_endpoints((text,))
-    assert caught.value.param == "router.kv_event_endpoints"
-    with pytest.raises(ValueError, match="kv_event_endpoints"):
-        RouterSettings(kv_event_endpoints=(text,))
-
-
-def test_a_name_stands_there_once() -> None:
-    with pytest.raises(ConfigError, match="'a' is there twice"):
-        parse_endpoints(("a=ipc:///x", "a=ipc:///y"))

@@ -1,28 +1,51 @@
 """What a subscriber to KV events does when: how much it reads, and how long it works for it."""
 
 import asyncio
+import time
 
 import msgpack
+import pytest
 
 from disagg.router.kv_event_endpoints import KVEventEndpoint
-from disagg.router.kv_event_subscriber import KVEventSubscriber
-from disagg.routing.followed.followed_caches import FollowedCaches
+from disagg.router.kv_event_subscriber import QUEUED_MAX, KVEventSubscriber, Turns
+from disagg.routing.followed.followed_caches import FollowedCache, FollowedCaches
 from disagg.testing.scripted_worker import HASHER
 
+LIVE = KVEventEndpoint("a", "tcp://127.0.0.1:1")
+REPLAYING = KVEventEndpoint("a", "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
 
-async def test_much_work_for_one_server_leaves_time_for_others(monkeypatch) -> None:
+
+async def test_much_work_for_all_servers_leaves_time_for_others(monkeypatch) -> None:
     pauses: list[float] = []
+    at_work = 0
+    sleep = asyncio.sleep
 
-    async def sleep(pause_s: float) -> None:
+    async def noted(pause_s: float) -> None:
         pauses.append(pause_s)
+        await sleep(0)
 
-    subscriber = KVEventSubscriber(*[None] * 4)  # type: ignore[arg-type]
-    now_s = asyncio.get_running_loop().time()
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    await subscriber._give_way(now_s - 1)
-    await subscriber._give_way(now_s + 1)
-    assert pauses[0] >= 1
-    assert pauses[1:] == [0]
+    async def work(turns: Turns, work_s: float) -> None:
+        nonlocal at_work
+        async with turns.next():
+            at_work += 1
+            assert at_work == 1
+            time.sleep(work_s)  # noqa: ASYNC251
+        at_work -= 1  # after the pause
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    turns = Turns()
+    async with asyncio.TaskGroup() as tasks:
+        for work_s in (0.1, 0.0, 0.1):
+            tasks.create_task(work(turns, work_s))
+    assert [pause_s >= 0.1 for pause_s in pauses] == [True, False, True]
+
+
+def follower(endpoint: KVEventEndpoint) -> tuple[FollowedCaches, FollowedCache, KVEventSubscriber]:
+    caches = FollowedCaches(HASHER.extend, HASHER.block_tokens)
+    cache = caches.follow("a", lambda salt: b"", can_replay=bool(endpoint.replay))
+    subscriber = KVEventSubscriber(endpoint, cache, Turns(), lambda: 0, lambda what: None)
+    cache.connected(0)
+    return caches, cache, subscriber
 
 
 class Sent:
@@ -38,21 +61,20 @@ class Sent:
 
 async def test_while_a_replay_is_under_way_nothing_piles_up_behind_it() -> None:
     """Its end would have to take all of it in at once."""
-    endpoint = KVEventEndpoint("a", "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
-    caches = FollowedCaches(HASHER.extend, HASHER.block_tokens)
-    cache = caches.follow("a", lambda salt: b"", can_replay=True)
-    subscriber = KVEventSubscriber(endpoint, cache, lambda: 0, lambda what: None)
-    replay, socket = asyncio.Event(), Sent()
-    cache.connected(0)
+    caches, cache, subscriber = follower(REPLAYING)
+    replay = asyncio.Event()
 
     async def read_replay() -> None:
         await replay.wait()
 
     subscriber._replay = asyncio.create_task(read_replay())
-    reading = asyncio.create_task(subscriber._read(socket, lambda ask: None))  # type: ignore[arg-type]
+    queue: asyncio.Queue[list[bytes]] = asyncio.Queue()
+    for _ in range(10):
+        queue.put_nowait(await Sent().recv_multipart())
+    reading = asyncio.create_task(subscriber._read(queue, lambda ask: None))
     for _ in range(10):
         await asyncio.sleep(0)
-    assert socket.num_read == 0
+    assert queue.qsize() == 10
     cache.replayed(0, 0, [0, [], 0])
     cache.replay_ended(0)
     replay.set()
@@ -60,3 +82,20 @@ async def test_while_a_replay_is_under_way_nothing_piles_up_behind_it() -> None:
         await asyncio.sleep(0)
     reading.cancel()
     assert caches.views()[0].num_batches > 1
+
+
+@pytest.mark.parametrize("replays", [True, False])
+async def test_a_connection_is_read_while_nothing_can_be_taken_in(replays: bool) -> None:
+    """ZeroMQ heard no heartbeat of a server whose messages filled the socket meanwhile.
+
+    What a replay can bring is let go; anything else waits at the server.
+    """
+    _, _, subscriber = follower(REPLAYING if replays else LIVE)
+    queue: asyncio.Queue[list[bytes]] = asyncio.Queue(QUEUED_MAX)
+    socket = Sent()
+    receiving = asyncio.create_task(subscriber._receive(socket, queue))  # type: ignore[arg-type]
+    for _ in range(3 * QUEUED_MAX):
+        await asyncio.sleep(0)
+    receiving.cancel()
+    assert queue.qsize() == QUEUED_MAX
+    assert (socket.num_read > 2 * QUEUED_MAX) == replays
