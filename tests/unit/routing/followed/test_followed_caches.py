@@ -2,7 +2,7 @@
 
 import random
 import time
-from functools import partial, reduce
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -33,8 +33,10 @@ HASHER = BlockHasher(b"key of the workers", BLOCK)
 WORKER = Incarnation("w", "e")
 FULL = FullAttentionSpec(BLOCK, 1, 8, 2)
 WINDOW = SlidingWindowSpec(BLOCK, 1, 8, 2, 9)
-DEEP: Any = reduce(lambda inner, _: [inner], range(1_000), [])
+DEEP: Any = []
 """As deep as msgpack goes; to make a text of it is too deep for Python."""
+for _ in range(1_000):
+    DEEP = [DEEP]
 LAYOUTS: dict[str, tuple[Spec, ...]] = {
     "full": (FULL,),
     "window first": (WINDOW, FULL),
