@@ -49,7 +49,7 @@ app = typer.Typer(
 
 StorePlace = Annotated[
     str | None,
-    typer.Argument(metavar="[STORE]", help="Directory, URL or tier; default: those in worker.tiers."),
+    typer.Argument(metavar="[STORE]", help="Directory, URL or tier; default: worker.tiers."),
 ]
 Contract = Annotated[
     str, typer.Option("--contract", help="Only contracts whose name (see list) begins so.")

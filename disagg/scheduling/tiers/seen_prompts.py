@@ -1,6 +1,7 @@
 """Which parts of prompts came a second time, for tiers that keep no prompt seen once."""
 
 from collections.abc import Iterable
+from itertools import islice
 
 
 class SeenPrompts:
@@ -33,5 +34,7 @@ class SeenPrompts:
         return again
 
     def _forget(self) -> None:
-        while len(self._again) > self._values_max:
-            del self._again[next(iter(self._again))]
+        # All at once: to find the first key steps over all that were deleted before it.
+        num = max(0, len(self._again) - self._values_max)
+        for value in list(islice(self._again, num)):
+            del self._again[value]

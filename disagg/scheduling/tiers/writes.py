@@ -1,6 +1,7 @@
 """What is written to tiers, and when: the write policies."""
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 
 from disagg.messages.kv_events import BlocksStored
 from disagg.scheduling.actions import TierKey, WriteTier
@@ -139,9 +140,11 @@ class TierWrites:
     def _take(self, tier: int) -> KeyedBlocks:
         """The blocks of one copy, out of what is wanted: cached, and not in the tier."""
         wanted, found = self._wanted[tier], list[tuple[TierKey, int]]()
+        taken = list[TierKey]()
         room = self.blocks_max - self._copies.num_blocks(tier)
-        while wanted and len(found) < min(room, self._blocks_per_copy):
-            group, value = key = next(iter(wanted))
+        for group, value in wanted:
+            if len(found) >= min(room, self._blocks_per_copy):
+                break
             manager = self._kv.managers[group]
             blocks = manager.cached_blocks(value)
             if blocks and not self._has_all(tier, group, value):
@@ -150,6 +153,8 @@ class TierWrites:
                     break
                 names = [(group, name) for name in manager.stored_values(value)]
                 found += zip(names, blocks, strict=True)
+            taken.append((group, value))
+        for key in taken:
             del wanted[key]
         return tuple(found)
 
@@ -162,5 +167,6 @@ class TierWrites:
 
 
 def _keep_newest(keys: dict[TierKey, None], num_keys: int) -> None:
-    while len(keys) > num_keys:
-        del keys[next(iter(keys))]
+    # All at once: to find the first key steps over all that were deleted before it.
+    for key in list(islice(keys, max(0, len(keys) - num_keys))):
+        del keys[key]
