@@ -14,7 +14,8 @@
     │   ├── StoppingError         this router is about to end; another one may serve it (503)
     │   └── ProtocolError         a peer sent what the protocol forbids (502)
     ├── ExpiredError          a bound on waiting was reached (504)
-    │   └── ChargeLostError       another supervisor has taken over
+    │   ├── ChargeLostError       another supervisor has taken over
+    │   └── ClusterTokenError     a Ray cluster asks for another token
     ├── CancelledError        the client went away (499)
     ├── PlanError             planning the request failed by a bug, the others go on (500)
     └── ConfigError           settings, checkpoint or contract unusable (start-up)
@@ -140,6 +141,10 @@ class ExpiredError(DisaggError):
 
 class ChargeLostError(ExpiredError):
     """Another supervisor has taken over, as this one had not renewed its claim."""
+
+
+class ClusterTokenError(ExpiredError):
+    """A Ray cluster asks for a token that is missing, or for another one."""
 
 
 class CancelledError(DisaggError):

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from disagg.cluster.kept import Kept
 from disagg.cluster.processes import end_with_parent
-from disagg.cluster.watchdog import NO_CLUSTER_EXIT_CODE, Watchdog
+from disagg.cluster.ray_watch import NO_CLUSTER_EXIT_CODE, RayWatch
 from disagg.config import Settings, local_router_address
 from disagg.errors import DisaggError, ExpiredError
 from disagg.telemetry.log_format import configure_logging
@@ -121,25 +121,26 @@ def _announce(router: Announced) -> NoReturn:
     logging.Formatter.converter = time.gmtime
     form = "%(asctime)sZ %(levelname)s %(name)s: %(message)s"
     configure_logging(router.log_format, form, {})
-    watchdog = Watchdog(2 * router.join_timeout_s, NO_CLUSTER_EXIT_CODE)
     from disagg.cluster.ray_cluster import join_ray, stop_ray
 
-    try:
-        join_ray(router.ray_address, router.join_timeout_s)
-        from disagg.cluster.router_directory import Announcer  # imports Ray, see ray_cluster
-
-        announcer = Announcer(
-            router.address, router.heartbeat_ms, on_all_addresses=router.on_all_addresses
-        )
+    watch, timeout_s = RayWatch(), 2 * router.join_timeout_s
+    with watch.calls(timeout_s, f"Ray does not answer for {timeout_s:g} s"):
         try:
-            while True:
-                if announcer.announce():
-                    watchdog.see()
-                time.sleep(router.heartbeat_ms / 1000)
+            join_ray(router.ray_address, router.join_timeout_s)
+            from disagg.cluster.router_directory import Announcer  # imports Ray, see ray_cluster
+
+            announcer = Announcer(
+                router.address, router.heartbeat_ms, on_all_addresses=router.on_all_addresses
+            )
+            try:
+                while True:
+                    if announcer.announce():
+                        watch.see()
+                    time.sleep(router.heartbeat_ms / 1000)
+            finally:
+                announcer.withdraw()
         finally:
-            announcer.withdraw()
-    finally:
-        stop_ray()
+            stop_ray()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

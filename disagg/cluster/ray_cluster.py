@@ -18,7 +18,7 @@ from typing import Any
 
 from disagg.cluster.processes import end_processes, find_children, find_descendants
 from disagg.config import Settings
-from disagg.errors import ConfigError, ExpiredError
+from disagg.errors import ClusterTokenError, ConfigError, ExpiredError
 from disagg.telemetry.open_files import tight_limits
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,8 @@ def join_ray(address: str, timeout_s: float) -> None:
         timeout_s: for its answer.
 
     Raises:
-        ExpiredError: no cluster answered in time, or one asks for another token.
+        ExpiredError: no cluster answered in time.
+        ClusterTokenError: one asks for another token.
     """
     _set_environment()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -151,7 +152,7 @@ def _check_token(address: str) -> None:
     """Ask a cluster, if there is one, whether it takes the token: Ray itself waits in any case.
 
     Raises:
-        ExpiredError: it asks for another one.
+        ClusterTokenError: it asks for another one.
         ConnectionError: there is none on this machine.
     """
     import grpc
@@ -169,8 +170,8 @@ def _check_token(address: str) -> None:
                 raise _no_token(address) from None
 
 
-def _no_token(address: str) -> ExpiredError:
-    return ExpiredError(
+def _no_token(address: str) -> ClusterTokenError:
+    return ClusterTokenError(
         f"cluster.ray_address: the token of the Ray cluster at {address} is missing or another "
         "one: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as there",
         param="cluster.ray_address",

@@ -1,15 +1,30 @@
 """Notices calls of Ray's library that do not come back: some wait for a part that has ended."""
 
 import contextlib
+import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import NoReturn
 
 from disagg.cluster.processes import ProcessId, is_alive
+
+NO_CLUSTER_EXIT_CODE = 69
+"""Of a process beside a Ray cluster that has waited for it in vain."""
 
 _POLL_S = 0.5
 _LOOK_S = 2.0
 """Between two looks so much time counts at most: this process may have stood still itself."""
+
+log = logging.getLogger(__name__)
+
+
+def end_process(reason: str) -> NoReturn:
+    """End this process, which has nothing to stop: it is beside a cluster that others started."""
+    log.error("%s, this process ends", reason)
+    logging.shutdown()
+    os._exit(NO_CLUSTER_EXIT_CODE)
 
 
 class RayWatch:
@@ -21,12 +36,14 @@ class RayWatch:
             after a minute, and leaves everything behind.
     """
 
-    def __init__(self, give_up: Callable[[str], None], patience_s: float = 10.0) -> None:
+    def __init__(
+        self, give_up: Callable[[str], None] = end_process, patience_s: float = 10.0
+    ) -> None:
         self._give_up = give_up
         self._patience_s = patience_s
         self._parts: Mapping[ProcessId, str] = {}
         self._bound: tuple[float, str] | None = None
-        self._calls = 0
+        self._seen = 0
         self._is_over = threading.Event()
         threading.Thread(target=self._run, name="ray-watch", daemon=True).start()
 
@@ -37,25 +54,29 @@ class RayWatch:
     @contextlib.contextmanager
     def calls(self, timeout_s: float = float("inf"), reason: str = "") -> Iterator[None]:
         """Ray is called meanwhile, for ``timeout_s`` at most, also where all its parts run."""
-        self._calls += 1
+        self.see()
         self._bound = timeout_s, reason
         try:
             yield
         finally:
             self._bound = None
 
+    def see(self) -> None:
+        """A call has come back: the time for those that follow begins anew."""
+        self._seen += 1
+
     def end(self) -> None:
         """Nothing is called any more."""
         self._is_over.set()
 
     def _run(self) -> None:
-        looked_s, calls, inside_s, dead_s = time.monotonic(), 0, 0.0, 0.0
+        looked_s, seen, inside_s, dead_s = time.monotonic(), 0, 0.0, 0.0
         while not self._is_over.wait(_POLL_S):
             now_s = time.monotonic()
             ran_s, looked_s = min(now_s - looked_s, _LOOK_S), now_s
             bound = self._bound
-            if bound is None or calls != self._calls:
-                calls, inside_s, dead_s = self._calls, 0.0, 0.0
+            if bound is None or seen != self._seen:
+                seen, inside_s, dead_s = self._seen, 0.0, 0.0
                 continue
             inside_s += ran_s
             ended = [name for part, name in self._parts.items() if not is_alive(part)]

@@ -9,7 +9,7 @@ from rich.console import Console
 from disagg.cluster.counts import COUNT_MAX, Counts, Fleet, Wish
 from disagg.commands.arguments import Config, RayAddress, Set, read_effective
 from disagg.commands.signals import exit_on_signals
-from disagg.errors import ConfigError, ExpiredError
+from disagg.errors import ClusterTokenError, ConfigError, ExpiredError
 
 _POLL_S = 0.5
 _NOTICE_S = 30.0
@@ -58,9 +58,8 @@ def scale(
     console = Console(highlight=False, soft_wrap=True)
     try:
         join_ray(settings.cluster.ray_address, settings.cluster.join_timeout_s)
-    except ExpiredError as error:
-        if "the token of the Ray cluster" in error.message:
-            error.message += _ALONE
+    except ClusterTokenError as error:
+        error.message += _ALONE
         raise
     try:
         from disagg.cluster.charge import is_supervised  # imports Ray

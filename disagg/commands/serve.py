@@ -268,41 +268,52 @@ def workers(
     if end_here:
         _end_here(effective.settings)
         return
-    from disagg.cluster.ray_cluster import join_ray, stop_ray
-    from disagg.cluster.watchdog import NO_CLUSTER_EXIT_CODE, Watchdog
+    from disagg.cluster.ray_cluster import stop_ray
+    from disagg.cluster.ray_watch import RayWatch
 
     settings = effective.settings
     _log_to_stderr(settings.telemetry.log_format)
-    log = logging.getLogger("disagg")
-    interrupt_on_signals()
-    try:
-        # Twice: the first bound is the one with a message, and leaves time to look for hosts.
-        watchdog = Watchdog(2 * settings.cluster.join_timeout_s, NO_CLUSTER_EXIT_CODE)
+    # Twice: the first bound is the one with a message, and leaves time to look for hosts.
+    watch, timeout_s = RayWatch(), 2 * settings.cluster.join_timeout_s
+    with watch.calls(timeout_s, f"Ray does not answer for {timeout_s:g} s"):
+        interrupt_on_signals()
         try:
-            join_ray(settings.cluster.ray_address, settings.cluster.join_timeout_s)
-            watchdog.see()
-        except ExpiredError as error:
-            log.error("%s", error.message)
-            raise typer.Exit(NO_CLUSTER_EXIT_CODE) from error
-        from disagg.cluster.lasting import LastingSupervision  # imports Ray, see ray_cluster
-        from disagg.cluster.supervise import Supervisor
-
-        def tell(supervisor: Supervisor) -> None:
-            if report_file is not None:
-                supervisor.workforce.describe().write(report_file)
-
-        supervision = LastingSupervision(settings, log.info)
-        try:
-            if end:  # within the drain's bound, or the watchdog's
-                supervision.end_workers(watchdog.see, lambda one: hurry_on_signals(one.hurry))
-            else:
-                supervision.run(watchdog.see, tell)
+            _supervise(settings, watch.see, report_file, end=end)
+        except KeyboardInterrupt:
+            logging.getLogger("disagg").info("stopping, the workers stay")
         finally:
-            supervision.end()
-    except KeyboardInterrupt:
-        log.info("stopping, the workers stay")
+            stop_ray()
+
+
+def _supervise(
+    settings: Settings, see: Callable[[], None], report_file: Path | None, *, end: bool
+) -> None:
+    """Join the cluster, and keep its workers running, or end them; see `workers`."""
+    from disagg.cluster.ray_cluster import join_ray
+    from disagg.cluster.ray_watch import NO_CLUSTER_EXIT_CODE
+
+    log = logging.getLogger("disagg")
+    try:
+        join_ray(settings.cluster.ray_address, settings.cluster.join_timeout_s)
+        see()
+    except ExpiredError as error:
+        log.error("%s", error.message)
+        raise typer.Exit(NO_CLUSTER_EXIT_CODE) from error
+    from disagg.cluster.lasting import LastingSupervision  # imports Ray, see ray_cluster
+    from disagg.cluster.supervise import Supervisor
+
+    def tell(supervisor: Supervisor) -> None:
+        if report_file is not None:
+            supervisor.workforce.describe().write(report_file)
+
+    supervision = LastingSupervision(settings, log.info)
+    try:
+        if end:  # within the drain's bound, or the watch's
+            supervision.end_workers(see, lambda one: hurry_on_signals(one.hurry))
+        else:
+            supervision.run(see, tell)
     finally:
-        stop_ray()
+        supervision.end()
 
 
 def _end_here(settings: Settings) -> None:

@@ -41,6 +41,7 @@ def test_a_token_that_is_missing_or_wrong_is_said_at_once(tmp_path: Path) -> Non
             assert run.returncode == 2
             assert re.fullmatch(r"disagg: cluster\.ray_address: the token of .*\n", run.stderr), run
             assert "RAY_AUTH_TOKEN" in run.stderr
+            assert "start it again with --prefill and --decode" in run.stderr  # who cannot have it
         # Negative control: who has the token gets in.
         run = scale(address, tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
         assert "no supervisor has run in this Ray cluster" in run.stderr

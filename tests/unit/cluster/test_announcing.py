@@ -10,7 +10,7 @@ import pytest
 
 from disagg.cluster import announcing
 from disagg.cluster.announcing import Announcement
-from disagg.cluster.watchdog import NO_CLUSTER_EXIT_CODE
+from disagg.cluster.ray_watch import NO_CLUSTER_EXIT_CODE
 from disagg.config import Settings
 
 BOUND_S = 120.0

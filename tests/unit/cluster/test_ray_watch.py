@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from disagg.cluster.processes import ProcessId, read_process
-from disagg.cluster.ray_watch import RayWatch
+from disagg.cluster.ray_watch import NO_CLUSTER_EXIT_CODE, RayWatch
 
 WAIT_S = 30.0
 
@@ -72,3 +73,41 @@ def test_only_calls_that_do_not_come_back_are(part: subprocess.Popen[bytes]) -> 
     watch.end()
     with watch.calls(0.1, "late"):
         assert not given.heard.wait(1.5)
+
+
+BESIDE_A_CLUSTER = """
+import sys, time
+from disagg.cluster import ray_watch as module
+
+class Clock:  # a process that was stopped finds another time when it goes on
+    stood_s = 0.0
+    sleep = staticmethod(time.sleep)
+    def monotonic(self):
+        return time.monotonic() + self.stood_s
+
+clock = module.time = Clock()
+how = sys.argv[1]
+watch = module.RayWatch()
+with watch.calls(60.0 if how == "stands" else 3.0, "Ray does not answer"):
+    if how == "stands":
+        clock.stood_s = 600.0
+        time.sleep(2)  # it has looked
+    for _ in range(80 if how == "sees" else 0):
+        watch.see()
+        time.sleep(0.05)
+    if how == "waits":
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("waits", NO_CLUSTER_EXIT_CODE), ("sees", 0), ("stands", 0)]
+)
+def test_silence_ends_a_process_beside_a_cluster_and_signs_of_life_keep_it(
+    how: str, code: int
+) -> None:
+    """One that stood still itself has seen nothing, and goes on."""
+    command = [sys.executable, "-c", BESIDE_A_CLUSTER, how]
+    run = subprocess.run(command, timeout=300, check=False, capture_output=True, text=True)
+    assert run.returncode == code
+    assert ("Ray does not answer, this process ends" in run.stderr) is bool(code)

@@ -8,13 +8,13 @@ from disagg.cluster import local, ray_cluster, run_folder
 from disagg.cluster.local import LocalCluster
 from disagg.commands.scale import scale
 from disagg.config import Settings
-from disagg.errors import ConfigError, ExpiredError
+from disagg.errors import ClusterTokenError, ConfigError, ExpiredError
 
 
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (ray_cluster._no_token("auto"), True),
+        (ClusterTokenError("in any words"), True),
         (ExpiredError("cluster.ray_address: no Ray cluster at auto: none"), False),
     ],
 )
