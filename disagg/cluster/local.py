@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Self
 import yaml
 
 from disagg.cluster.child import MEMORY, Child
-from disagg.cluster.end_here import find_workers_here
 from disagg.cluster.hash_key import with_hash_key
 from disagg.cluster.own_settings import CERTIFICATES, decide_ports, with_certificates
 from disagg.cluster.processes import (
     ProcessId,
+    adopt_orphans,
     end_processes,
     find_children,
     find_descendants,
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RAY_PARTS = ("gcs_server", "raylet")
+_GCS = "gcs_server"
+_RAY_PARTS = (_GCS, "raylet")
 """Ray's library ends this process a minute after one of them has, and leaves everything behind."""
 _TASKS = 192
 _TASKS_PER_WORKER = 32
@@ -47,6 +48,8 @@ _TASKS_PER_WORKER = 32
 With fewer Ray does not start, hangs, or leaves processes behind."""
 _RAY_START_S = 60.0
 """That the last try may take behind `cluster.start_timeout_s`: parts of Ray have 30 s each."""
+_GCS_PATIENCE_S = 30.0
+"""Without one while Ray starts, which includes that it is ended and started again."""
 _KILL_S = 2.0
 _POLL_S = 0.1
 _HTTP_TIMEOUT_S = 2.0
@@ -65,9 +68,19 @@ class LocalCluster:
         settings: Settings,
         report: Callable[[str], None] = log.info,
         worker_path: str = WORKER_PATH,
+        before_stop: Callable[["LocalCluster"], None] = lambda cluster: None,
     ) -> None:
+        """Start nothing yet.
+
+        Args:
+            settings: of router, workers and Ray.
+            report: takes a line whenever something has changed.
+            worker_path: the class of the workers.
+            before_stop: called when it begins to stop, also by itself: signals must not raise then.
+        """
         self.settings = settings
         self.faults: list[str] = []
+        self._before_stop = before_stop
         self._report = report
         self._worker_path = worker_path
         self._folder: RunFolder | None = None
@@ -75,6 +88,8 @@ class LocalCluster:
         self._supervisor: Supervisor | None = None
         self._ray: dict[ProcessId, str] = {}
         """Processes without which Ray does not go on, with their names."""
+        self._gcs: dict[ProcessId, str] = {}
+        """While Ray starts: what ran last, also where it has ended."""
         self._watch: RayWatch | None = None
         self._before: set[ProcessId] = set()
         self._interrupted = False
@@ -127,6 +142,7 @@ class LocalCluster:
         router_options(self.settings)  # a bad checkpoint is reported before anything starts
         _refuse_few_tasks(num_workers(self.settings))
         self.settings = decide_ports(self.settings)
+        adopt_orphans()
         self._before = find_children(os.getpid())
         self._folder = RunFolder()
         try:
@@ -162,11 +178,11 @@ class LocalCluster:
         The router lets requests that run end, for ``router.drain_timeout_ms`` at most. Does nothing
         when nothing was started.
         """
+        self._before_stop(self)
         folder = self._folder
         if folder is None:
             return
         timeout_s = self.settings.cluster.stop_timeout_s
-        ours = find_descendants(find_children(os.getpid()) - self._before)
         if self._router is not None:
             try:
                 self._router.stop(self.settings.router.drain_timeout_ms / 1000 + timeout_s)
@@ -184,12 +200,12 @@ class LocalCluster:
         with self._calls_ray():
             stop_ray()
         # Of a start that was interrupted Ray ends nothing, and nothing there is worth a wait.
-        killed = end_processes(ours, _KILL_S if self._interrupted else timeout_s)
+        killed = end_processes(self._find_ours(), _KILL_S if self._interrupted else timeout_s)
         if killed and not self._interrupted:  # what only begins to start hears nothing yet
             pids = ", ".join(str(process.pid) for process in killed)
             self.faults.append(f"processes {pids} had to be killed")
         self._folder, self._router, self._supervisor = None, None, None
-        self._ray.clear()
+        self._ray, self._gcs = {}, {}
         if self._watch is not None:
             self._watch.end()
             self._watch = None
@@ -225,6 +241,18 @@ class LocalCluster:
             raise ConfigError("the cluster is not started")
         return self._folder, self._router
 
+    def _find_ours(self) -> set[ProcessId]:
+        """All that was started for this cluster and runs, also what has lost its parent."""
+        return find_descendants(find_children(os.getpid()) - self._before)
+
+    def _find_parts(self) -> dict[ProcessId, str]:
+        """Without which a call of Ray's library waits in vain; a raylet that it starts may end."""
+        if not self._ray:
+            found = named(find_children(os.getpid()) - self._before, (_GCS,))
+            running = {process: name for process, name in found.items() if is_alive(process)}
+            self._gcs = running or self._gcs or found
+        return self._ray or self._gcs
+
     def _check_ray(self) -> None:
         """Do nothing while Ray runs; without one of its parts calls of its library wait for it.
 
@@ -246,10 +274,7 @@ class LocalCluster:
         folder = self._folder
         if folder is None:
             return  # just now it has come back
-        pids = {state.pid for state in self.workers}  # no descendants, where the raylet has ended
-        workers = {one for one in find_workers_here() if one.pid in pids}
-        ours = find_descendants((find_children(os.getpid()) - self._before) | workers)
-        end_processes(ours, _KILL_S)
+        end_processes(self._find_ours(), _KILL_S)
         remove_keys(folder.path / CERTIFICATES)
         self._report(f"{reason}{tight_limits()}; everything is ended (logs in {folder.path})")
         os._exit(1)
@@ -258,12 +283,12 @@ class LocalCluster:
         deadline = time.monotonic() + self.settings.cluster.start_timeout_s
         self._router = self._start_router(folder)
         self._report("starting Ray on this machine")
-        self._watch = RayWatch(self._give_up)
+        self._watch = RayWatch(self._give_up, self._find_parts)
         timeout_s = self.settings.cluster.start_timeout_s + _RAY_START_S
-        with self._watch.calls(timeout_s, f"Ray has not started after {timeout_s:g} s"):
+        late = f"Ray has not started after {timeout_s:g} s"
+        with self._watch.calls(timeout_s, late, _GCS_PATIENCE_S):
             start_ray(self.settings, folder.path / "ray")
         self._ray = named(find_children(os.getpid()), _RAY_PARTS)
-        self._watch.watch(self._ray)
         self._wait_for_router("/health", deadline)
         from disagg.cluster.supervise import Supervisor  # imports Ray, whose environment is set now
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
 
 
@@ -86,6 +87,31 @@ def end_processes(processes: Collection[ProcessId], timeout_s: float) -> set[Pro
     while any(is_alive(process) for process in killed) and time.monotonic() < half + timeout_s / 2:
         time.sleep(_POLL_S)
     return killed
+
+
+def adopt_orphans() -> None:
+    """Let descendants whose parents end become children of this process, not of init.
+
+    Else what Ray's raylet has started is no descendant any more once that has ended, and nobody
+    knows that it is ours to end.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_orphans(own: Collection[int]) -> None:
+    """Let adopted processes that have ended go: each counts where processes are limited.
+
+    Args:
+        own: children whose exit codes somebody here waits for.
+    """
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return  # there are no children
+        if ended is None or ended.si_pid in own:
+            return
+        os.waitpid(ended.si_pid, 0)
 
 
 def end_with_parent(parent: int) -> None:

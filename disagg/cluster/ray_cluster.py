@@ -67,8 +67,10 @@ def start_ray(settings: Settings, folder: Path) -> None:
         folder: where sockets and logs go; short, a socket's path has at most 107 bytes.
 
     Raises:
-        ConfigError: Ray could not be started, or was imported without token authentication.
+        ConfigError: Ray could not be started, or was imported without token authentication; the
+            working directory is gone.
     """
+    _refuse_removed_directory()
     if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
         raise ConfigError("Ray is imported already; a local cluster has to be started before")
     _set_environment()
@@ -80,6 +82,7 @@ def start_ray(settings: Settings, folder: Path) -> None:
     def init() -> None:
         with _own_signals(), _own_process_groups():
             ray.init(
+                address="local",  # whatever RAY_ADDRESS names
                 num_cpus=max(1, math.ceil(num_cpus(_at_most(settings)))),
                 object_store_memory=settings.cluster.object_store_mib << 20,
                 include_dashboard=False,
@@ -118,7 +121,9 @@ def join_ray(address: str, timeout_s: float) -> None:
     Raises:
         ExpiredError: no cluster answered in time.
         ClusterTokenError: one asks for another token.
+        ConfigError: the working directory is gone.
     """
+    _refuse_removed_directory()
     _set_environment()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     import ray
@@ -188,12 +193,16 @@ def stop_ray() -> None:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep the handler of SIGTERM, if there is one: Ray puts its own in its place.
+    """Keep the handler of SIGTERM: Ray would put its own in its place.
 
-    Ray's raises SystemExit, before and after it is known who started it; that means the same as
-    KeyboardInterrupt, which ours raise.
+    Where it does so all the same, its raises SystemExit, which means the same as the
+    KeyboardInterrupt that ours raise.
     """
-    ours = signal.getsignal(signal.SIGTERM)
+    from ray._private import utils
+
+    its: Any = utils  # mypy takes no function for another one
+    ours, plain = signal.getsignal(signal.SIGTERM), its.set_sigterm_handler
+    its.set_sigterm_handler = lambda handler: None
     try:
         yield
     except SystemExit as ended:
@@ -201,6 +210,7 @@ def _own_signals() -> Iterator[None]:
             raise KeyboardInterrupt from ended
         raise
     finally:
+        its.set_sigterm_handler = plain
         if callable(ours):
             signal.signal(signal.SIGTERM, ours)
 
@@ -225,6 +235,14 @@ def _own_process_groups() -> Iterator[None]:
         yield
     finally:
         starts.ConsolePopen = plain
+
+
+def _refuse_removed_directory() -> None:
+    """Raise ConfigError where the working directory is gone: Ray says that no file is there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError("the working directory was removed: start in one that exists") from error
 
 
 def _set_environment() -> None:

@@ -32,30 +32,35 @@ class RayWatch:
 
     Args:
         give_up: called there, once, with the reason; it has to end this process.
-        patience_s: for calls once a part of Ray has ended. Ray's library itself ends the process
-            after a minute, and leaves everything behind.
+        find_parts: the processes without which Ray does not answer now, with their names.
     """
 
     def __init__(
-        self, give_up: Callable[[str], None] = end_process, patience_s: float = 10.0
+        self,
+        give_up: Callable[[str], None] = end_process,
+        find_parts: Callable[[], Mapping[ProcessId, str]] = dict,
     ) -> None:
         self._give_up = give_up
-        self._patience_s = patience_s
-        self._parts: Mapping[ProcessId, str] = {}
-        self._bound: tuple[float, str] | None = None
+        self._find_parts = find_parts
+        self._bound: tuple[float, str, float] | None = None
         self._seen = 0
         self._is_over = threading.Event()
         threading.Thread(target=self._run, name="ray-watch", daemon=True).start()
 
-    def watch(self, parts: Mapping[ProcessId, str]) -> None:
-        """The processes without which Ray does not answer, with their names."""
-        self._parts = dict(parts)
-
     @contextlib.contextmanager
-    def calls(self, timeout_s: float = float("inf"), reason: str = "") -> Iterator[None]:
-        """Ray is called meanwhile, for ``timeout_s`` at most, also where all its parts run."""
+    def calls(
+        self, timeout_s: float = float("inf"), reason: str = "", patience_s: float = 10.0
+    ) -> Iterator[None]:
+        """Ray is called meanwhile, for ``timeout_s`` at most, also where all its parts run.
+
+        Args:
+            timeout_s: without `see`.
+            reason: given then.
+            patience_s: once a part has ended. After a minute Ray's library itself ends the process,
+                and leaves everything behind.
+        """
         self.see()
-        self._bound = timeout_s, reason
+        self._bound = timeout_s, reason, patience_s
         try:
             yield
         finally:
@@ -79,12 +84,12 @@ class RayWatch:
                 seen, inside_s, dead_s = self._seen, 0.0, 0.0
                 continue
             inside_s += ran_s
-            ended = [name for part, name in self._parts.items() if not is_alive(part)]
+            ended = [name for part, name in self._find_parts().items() if not is_alive(part)]
             dead_s = dead_s + ran_s if ended else 0.0
-            timeout_s, reason = bound
+            timeout_s, reason, patience_s = bound
             if inside_s >= timeout_s:
                 self._give_up(reason)
                 return
-            if dead_s >= self._patience_s:
+            if dead_s >= patience_s:
                 self._give_up(f"Ray's {ended[0]} has ended, and its library waits for it")
                 return

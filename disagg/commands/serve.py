@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 import yaml
 
-from disagg.cluster.processes import end_with_parent
+from disagg.cluster.processes import end_with_parent, reap_orphans
 from disagg.commands.arguments import (
     Config,
     Decode,
@@ -37,6 +37,8 @@ from disagg.workers.router_discovery import FROM_CLUSTER
 HURRIED_EXIT_CODE = 130
 """After a second signal, as of a router that runs alone."""
 _POLL_S = 0.1
+_AGAIN_S = 2.0
+"""Far longer than from a signal to the beginning of the stop."""
 
 
 def serve(
@@ -88,8 +90,8 @@ def _serve_alone(settings: Settings) -> None:
     from disagg.cluster.local import LocalCluster  # Ray takes a second to import
 
     say = LogStream(sys.stderr).write_line
-    cluster = LocalCluster(settings, say)
-    interrupt_on_signals()
+    cluster = LocalCluster(settings, say, before_stop=lambda one: hurry_on_signals(one.hurry))
+    interrupt_on_signals(_AGAIN_S)
     try:
         cluster.start()
         served = router_options(cluster.settings).model_name
@@ -98,12 +100,12 @@ def _serve_alone(settings: Settings) -> None:
         try:
             while True:
                 cluster.poll()
+                reap_orphans({cluster.router_pid})
         except KeyboardInterrupt:
             say("stopping")
     except KeyboardInterrupt:
         pass  # while it started, which has reported it
     finally:
-        hurry_on_signals(cluster.hurry)
         cluster.stop()
     if cluster.faults:
         raise typer.Exit(1)

@@ -31,10 +31,17 @@ def raise_on_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def interrupt_on_signals() -> None:
-    """SIGTERM, SIGINT and SIGHUP end the main thread's wait; the error says which."""
+def interrupt_on_signals(again_s: float = 0.0) -> None:
+    """SIGTERM, SIGINT and SIGHUP end the main thread's wait; the error says which.
+
+    Args:
+        again_s: the error is raised again after so long, until `hurry_on_signals`: what runs just
+            then, such as the hooks of a fork, may swallow it. 0: never.
+    """
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
+        if again_s:
+            signal.setitimer(signal.ITIMER_REAL, again_s)
         if signum == signal.SIGHUP:
             # A second one that comes before `hurry_on_signals` would cut the stop short.
             _on_hangup(_nothing)
@@ -42,6 +49,8 @@ def interrupt_on_signals() -> None:
 
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
+    if again_s:
+        signal.signal(signal.SIGALRM, interrupt)
     _on_hangup(interrupt)
 
 
@@ -54,6 +63,7 @@ def hurry_on_signals(hurry: Callable[[], None]) -> None:
     def on_signal(signum: int, frame: FrameType | None) -> None:
         hurry()
 
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     _on_hangup(_nothing)

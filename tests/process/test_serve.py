@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from openai import APIError, OpenAI
 
-from disagg.cluster.processes import named
+from disagg.cluster.processes import is_alive, named
 from tests.checkpoints import make_checkpoint, reference_generate
 from tests.process.program import BOUND_S, Program, wait_until_gone
 
@@ -29,8 +29,11 @@ def served(tmp_path: Path) -> Iterator[Program]:
     small += ["--set", "transfer.reserve_timeout_ms=30000"]  # a slow machine is no refusal
     small += ["--set", "router.drain_timeout_ms=1"]  # streams end at once
     command = ("serve", "--model", "tiny", *ports, *small)
-    # A group of its own, as a shell gives it.
-    started = Program("disagg.commands", *command, cwd=tmp_path, before=["setsid"])
+    # A group of its own, as a shell gives it; of another cluster the variable may say.
+    environment = {**os.environ, "RAY_ADDRESS": "192.0.2.1:6379"}
+    started = Program(
+        "disagg.commands", *command, cwd=tmp_path, before=["setsid"], environment=environment
+    )
     yield started
     started.end()
 
@@ -256,17 +259,34 @@ def test_the_end_of_the_router_is_told_and_ends_everything(served: Program) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
-def test_the_end_of_a_part_of_ray_is_told_and_ends_everything(served: Program, part: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "moment"),
+    [
+        ("gcs_server", "^serving tiny on "),
+        ("raylet", "^serving tiny on "),
+        ("raylet", "^starting workers "),
+        ("gcs_server", "^starting Ray "),
+    ],
+)
+def test_the_end_of_a_part_of_ray_is_told_and_ends_everything(
+    served: Program, part: str, moment: str
+) -> None:
     """Ray's library would end it a minute later, and clean up nothing.
 
     With 1 where a call of that library was under way, which waits for that part.
     """
-    served.wait_for("^serving tiny on ")
+    served.wait_for(moment)
+    if "workers" in moment:
+        wait_until_it_runs(served, "ray::WorkerActor")  # it has not answered yet
+    if "Ray" in moment:
+        wait_until_it_runs(served, "raylet")
     tree = served.tree()
+    keys = Path(router_arguments(served)[-2]).parent / "certificates/node/tls.key"
+    assert keys.exists()
     (process,) = named(tree, [part])
     os.kill(process.pid, signal.SIGKILL)
     ended = f"Ray's {part} has ended"
     said = served.wait_for(f"^(disagg: ){ended}|^{ended}, and its library waits for it")
     assert served.process.wait(BOUND_S) == (2 if said[1] else 1)
-    wait_until_gone(tree)
+    assert [one for one in tree if is_alive(one)] == []  # also what lost its parent
+    assert not keys.exists()

@@ -1,4 +1,4 @@
-"""A child ends with the process that started it, also where that went before it could say so."""
+"""Children that end with who started them, and descendants that are found when that one ended."""
 
 import os
 import signal
@@ -47,3 +47,31 @@ def test_who_loses_its_parent_ends() -> None:
         assert parent.stdout.readline() == "stays\n"
         parent.kill()
         assert parent.stdout.read() == "", "whose end closes the pipe"
+
+
+ADOPTS = """
+import os, signal, subprocess, sys, time
+from disagg.cluster.processes import adopt_orphans, find_children, find_descendants, reap_orphans
+if sys.argv[1] == "adopts":
+    adopt_orphans()
+own = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!"], stdout=subprocess.PIPE, text=True)
+pid = int(own.stdout.readline())
+os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)  # who has started it has ended
+print(pid in {one.pid for one in find_descendants(find_children(os.getpid()))}, flush=True)
+os.kill(pid, signal.SIGKILL)
+reap_orphans({own.pid})
+print(own.wait(), flush=True)
+end_s = time.monotonic() + 60
+while os.path.exists(f"/proc/{pid}") and time.monotonic() < end_s:
+    reap_orphans(())
+    time.sleep(0.01)
+print(os.path.exists(f"/proc/{pid}"))
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["adopts", "control"])
+def test_an_orphan_is_found_and_leaves_nothing(how: str) -> None:
+    command = [sys.executable, "-c", ADOPTS, how]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert run.stdout.split() == [str(how == "adopts"), "0", "False"], run

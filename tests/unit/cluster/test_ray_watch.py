@@ -51,9 +51,9 @@ def test_a_call_that_takes_too_long_is_given_up() -> None:
 
 def test_calls_are_given_up_once_a_part_of_ray_has_ended(part: subprocess.Popen[bytes]) -> None:
     given = Given()
-    watch = RayWatch(given.up, patience_s=0.1)
-    watch.watch({identity(os.getpid()): "gcs_server", identity(part.pid): "raylet"})
-    with watch.calls():
+    parts = {identity(os.getpid()): "gcs_server", identity(part.pid): "raylet"}
+    watch = RayWatch(given.up, lambda: parts)
+    with watch.calls(patience_s=0.1):
         assert not given.heard.wait(2.0), "control: both run"
         part.kill()
         assert given.heard.wait(WAIT_S)
@@ -62,12 +62,12 @@ def test_calls_are_given_up_once_a_part_of_ray_has_ended(part: subprocess.Popen[
 
 def test_only_calls_that_do_not_come_back_are(part: subprocess.Popen[bytes]) -> None:
     given = Given()
-    watch = RayWatch(given.up, patience_s=1.0)
-    watch.watch({identity(part.pid): "raylet"})
+    parts = {identity(part.pid): "raylet"}
+    watch = RayWatch(given.up, lambda: parts)
     part.kill()
     until_s = time.monotonic() + 3.0
     while time.monotonic() < until_s:  # as of who looks again and again
-        with watch.calls(1.0):
+        with watch.calls(1.0, patience_s=1.0):
             time.sleep(0.2)
     assert not given.heard.wait(2.0), "nothing is called"
     watch.end()

@@ -3,13 +3,15 @@
 import ast
 import fcntl
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from disagg.cluster import run_folder
+from disagg.cluster import local, run_folder
 from disagg.cluster.local import LocalCluster
 from disagg.cluster.run_folder import PARENT, RunFolder
+from disagg.commands.signals import hurry_on_signals, interrupt_on_signals
 from disagg.config import Settings
 from disagg.errors import ConfigError
 
@@ -83,6 +85,37 @@ def test_a_cluster_that_never_started_removes_nothing(
     LocalCluster(Settings()).stop()
     assert precious.read_text() == "do not lose me"
     assert os.listdir(parent) == []
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_a_second_ctrl_c_while_a_start_is_undone_cuts_nothing_short(
+    handled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came between the end of all processes and the removal of the folder, with its keys."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def removed(path: Path) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(run_folder, "PARENT", tmp_path)
+    monkeypatch.setattr(local, "router_options", lambda _: None)
+    monkeypatch.setattr(local, "with_certificates", interrupted)
+    monkeypatch.setattr(local, "remove_keys", removed)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        interrupt_on_signals()
+        cluster = LocalCluster(
+            Settings(),
+            before_stop=(lambda one: hurry_on_signals(one.hurry)) if handled else lambda _: None,
+        )
+        with pytest.raises(KeyboardInterrupt):
+            cluster.start()
+        assert bool(os.listdir(tmp_path)) is not handled  # the control: nobody will remove it
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_nothing_else_removes_folders() -> None:

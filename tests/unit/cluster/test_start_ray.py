@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from disagg.cluster import ray_cluster
-from disagg.cluster.ray_cluster import start_ray
+from disagg.cluster.ray_cluster import join_ray, start_ray
 from disagg.config import Settings
 from disagg.config.settings import ClusterSettings
 from disagg.errors import ConfigError
@@ -59,3 +59,17 @@ def test_a_start_that_ray_gives_up_is_tried_again_without_what_it_has_left(
         for process in (other, *left):
             process.kill()
             process.wait()
+
+
+def test_a_working_directory_that_is_gone_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray: `[Errno 2] No such file or directory`."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ConfigError, match="working directory was removed"):
+        start_ray(Settings(), tmp_path)
+    with pytest.raises(ConfigError, match="working directory was removed"):
+        join_ray("", 1.0)

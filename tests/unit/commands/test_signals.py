@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
+import ray
 
 from disagg.cluster.ray_cluster import _own_signals
 from disagg.commands.signals import hurry_on_signals, interrupt_on_signals
@@ -90,6 +91,14 @@ def test_sigterm_while_ray_starts_is_an_interrupt() -> None:
 
 
 @pytest.mark.usefixtures("handler")
+def test_ray_does_not_put_its_own_handler_in_the_place_of_ours() -> None:
+    """What it raises may be swallowed as it starts a process, and is not raised again."""
+    with _own_signals():
+        ray._private.utils.set_sigterm_handler(rays)  # type: ignore[no-untyped-call]
+        assert signal.getsignal(signal.SIGTERM) is ours
+
+
+@pytest.mark.usefixtures("handler")
 def test_other_ends_stay_what_they_are_and_the_handler_is_ours_again() -> None:
     with pytest.raises(SystemExit):
         start(lambda: sys.exit(3))
@@ -144,6 +153,34 @@ def test_under_nohup_it_runs_on() -> None:
     interrupt_on_signals()
     hurry_on_signals(lambda: None)
     os.kill(os.getpid(), signal.SIGHUP)
+
+
+SWALLOWING = """
+import os, signal, sys, time
+from disagg.commands.signals import hurry_on_signals, interrupt_on_signals
+interrupt_on_signals(float(sys.argv[1]))
+os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGTERM))
+try:
+    if os.fork() == 0:
+        os._exit(0)
+    print("swallowed", flush=True)
+    time.sleep(5)
+    print("never heard")
+except KeyboardInterrupt:
+    hurry_on_signals(lambda: None)
+    time.sleep(2)  # it is not said again
+    print("heard")
+"""
+
+
+@pytest.mark.parametrize(("again_s", "last"), [(0.5, "heard"), (0.0, "never")])
+def test_a_signal_that_the_hooks_of_a_fork_swallow_is_heard_all_the_same(
+    again_s: float, last: str
+) -> None:
+    """Ray starts its processes so; `disagg serve` then went on as if there had been no signal."""
+    command = [sys.executable, "-c", SWALLOWING, str(again_s)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.split()[:2] == ["swallowed", last], run
 
 
 SAYING = """
