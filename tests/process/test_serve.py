@@ -279,14 +279,15 @@ def test_the_end_of_a_part_of_ray_is_told_and_ends_everything(
     if "workers" in moment:
         wait_until_it_runs(served, "ray::WorkerActor")  # it has not answered yet
     if "Ray" in moment:
-        wait_until_it_runs(served, "raylet")
+        wait_until_it_runs(served, "gcs_server")
     tree = served.tree()
     keys = Path(router_arguments(served)[-2]).parent / "certificates/node/tls.key"
     assert keys.exists()
     (process,) = named(tree, [part])
     os.kill(process.pid, signal.SIGKILL)
     ended = f"Ray's {part} has ended"
-    said = served.wait_for(f"^(disagg: ){ended}|^{ended}, and its library waits for it")
+    told = f"^(disagg: )({ended}|Ray did not start)|^{ended}, and its library waits for it"
+    said = served.wait_for(told)
     assert served.process.wait(BOUND_S) == (2 if said[1] else 1)
     assert [one for one in tree if is_alive(one)] == []  # also what lost its parent
     assert not keys.exists()
