@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Self
 
 import yaml
 
-from disagg.cluster.child import MEMORY, Child
+from disagg.cluster.child import MEMORY, Child, how_it_ended
 from disagg.cluster.hash_key import with_hash_key
 from disagg.cluster.own_settings import CERTIFICATES, decide_ports, with_certificates
 from disagg.cluster.processes import (
     ProcessId,
     adopt_orphans,
     end_processes,
+    exit_code,
     find_children,
     find_descendants,
     is_alive,
@@ -124,6 +125,11 @@ class LocalCluster:
             ConfigError: not started.
         """
         return self._started()[1].pid
+
+    @property
+    def child_pids(self) -> set[int]:
+        """Children of this process whose exit codes are asked for here."""
+        return {self.router_pid, *(process.pid for process in self._ray)}
 
     def start(self) -> None:
         """Start router, Ray and workers; returns when requests can be served.
@@ -261,7 +267,10 @@ class LocalCluster:
         """
         for process, name in self._ray.items():
             if not is_alive(process):
-                fault = f"Ray's {name} has ended{tight_limits()}; killed, {MEMORY}?"
+                code = exit_code(process)
+                how = f"killed, {MEMORY}?" if code is None else f"it {how_it_ended(code)}"
+                log = f", see its logs/{name}.out" if code is not None and code >= 0 else ""
+                fault = f"Ray's {name} has ended{tight_limits()}; {how}{log}"
                 if fault not in self.faults:
                     self.faults.append(fault)  # a fault, so that its logs stay
                 raise ConfigError(fault)

@@ -114,6 +114,20 @@ def reap_orphans(own: Collection[int]) -> None:
         os.waitpid(ended.si_pid, 0)
 
 
+def exit_code(child: ProcessId) -> int | None:
+    """Of a child that has ended, below 0 the signal that ended it; None where nobody knows.
+
+    Whoever started it can still ask for it.
+    """
+    try:
+        ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None  # somebody has asked
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
 def end_with_parent(parent: int) -> None:
     """Let this process end when the one that started it is gone, however and whenever it went.
 

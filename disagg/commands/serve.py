@@ -100,7 +100,7 @@ def _serve_alone(settings: Settings) -> None:
         try:
             while True:
                 cluster.poll()
-                reap_orphans({cluster.router_pid})
+                reap_orphans(cluster.child_pids)
         except KeyboardInterrupt:
             say("stopping")
     except KeyboardInterrupt:

@@ -288,6 +288,8 @@ def test_the_end_of_a_part_of_ray_is_told_and_ends_everything(
     ended = f"Ray's {part} has ended"
     told = f"^(disagg: )({ended}|Ray did not start)|^{ended}, and its library waits for it"
     said = served.wait_for(told)
+    if said[2] == ended:
+        assert "it was killed (signal 9)" in said.string
     assert served.process.wait(BOUND_S) == (2 if said[1] else 1)
     assert [one for one in tree if is_alive(one)] == []  # also what lost its parent
     assert not keys.exists()

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from disagg.cluster.processes import exit_code, read_process
+
 STAYS = """
 import sys
 from disagg.cluster.processes import end_with_parent
@@ -75,3 +77,20 @@ def test_an_orphan_is_found_and_leaves_nothing(how: str) -> None:
     command = [sys.executable, "-c", ADOPTS, how]
     run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert run.stdout.split() == [str(how == "adopts"), "0", "False"], run
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("ends", "code"), [("exit 3", 3), ("kill -9 $$", -signal.SIGKILL)])
+def test_how_a_child_has_ended_can_be_asked_before_who_started_it_does(
+    ends: str, code: int
+) -> None:
+    with subprocess.Popen(["sh", "-c", f"read x; {ends}"], stdin=subprocess.PIPE) as child:
+        found = read_process(child.pid)
+        assert found is not None
+        assert exit_code(found[0]) is None, "it runs"
+        assert child.stdin is not None
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert exit_code(found[0]) == code
+        assert child.wait() == code
+        assert exit_code(found[0]) is None, "it was asked for"
