@@ -4,6 +4,7 @@ import asyncio
 import socket
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -92,6 +93,8 @@ async def test_spans_are_as_long_as_requests_after_the_clock_was_set(house, monk
     await house.until(lambda: len(exporter.get_finished_spans()) == 2, "both spans")
     ended_ns = time.time_ns()
     for span in exporter.get_finished_spans():
+        assert span.start_time is not None
+        assert span.end_time is not None
         assert began_ns <= span.start_time <= span.end_time <= ended_ns, span.to_json()
 
 
@@ -131,7 +134,7 @@ async def test_who_stood_still_hears_what_has_come_before_it_judges_anybody():
         order.append("tick")
         ticked.set()
 
-    metrics = SimpleNamespace(lagged=lambda late_s: None)
+    metrics: Any = SimpleNamespace(lagged=lambda late_s: None)
     tasks = [
         asyncio.create_task(hear()),
         asyncio.create_task(ticker.tick_forever(tick, metrics, tick)),
