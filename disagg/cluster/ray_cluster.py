@@ -201,7 +201,8 @@ def _own_signals() -> Iterator[None]:
     from ray._private import utils
 
     its: Any = utils  # mypy takes no function for another one
-    ours, plain = signal.getsignal(signal.SIGTERM), its.set_sigterm_handler
+    ours = signal.getsignal(signal.SIGTERM)
+    plain = getattr(its, "set_sigterm_handler", None)  # a release without it is not changed
     its.set_sigterm_handler = lambda handler: None
     try:
         yield
