@@ -169,7 +169,8 @@ class RequestLifecycle:
         prefill, decode = generation.prefill.incarnation, generation.decode.incarnation
         request.exclusions.learn(cause, ended_by=incarnation, prefill=prefill, decode=decode)
         if cause in TRANSFER_FAULTS and not generation.local:
-            self._fleet.bad_pairs.failed(now_ms, prefill, decode)
+            stuck = cause is EndReason.READ_STUCK
+            self._fleet.bad_pairs.failed(now_ms, prefill, decode, stuck=stuck)
         leased = incarnation == decode and ended.reason is EndReason.PEER_LOST
         leased |= generation.keeps(incarnation, ended)
         return self._replan(now_ms, request, ended.reason.value, ended.message, leased=leased)

@@ -148,5 +148,6 @@ def _make_canonical(core: RouterCore) -> None:
     if not live:  # no other request will come
         core._lifecycle._last_generation = 0
         fleet.bad_pairs._until_ms.clear()
+        fleet.bad_pairs._stuck.clear()
         for worker in fleet._workers.values():
             worker.planned_requests = worker.planned_tokens = 0

@@ -131,6 +131,45 @@ def test_a_pair_that_failed_to_transfer_rests_for_other_requests_too() -> None:
     assert router.submits[0][0] == "d"
 
 
+def decodes(router: Router, request_id: str, *workers: WorkerInfo) -> Submit:
+    """The next hand-over, with nobody loaded; its part of the worker that decodes."""
+    for info in workers:
+        router.join(info)
+    router.generate(request(request_id))
+    return router.submits[0][1]
+
+
+@pytest.mark.parametrize(
+    ("reason", "again_ms"), [(EndReason.READ_STUCK, 200), (EndReason.READ_FAILED, 100)]
+)
+def test_a_pair_whose_probe_ends_with_a_stuck_read_rests_for_longer(
+    reason: EndReason, again_ms: int
+) -> None:
+    router, submit = started(P, D, D2)
+    router.ended(D, submit, reason)
+    router.now_ms = 101
+    submit = decodes(router, "probe", P, D, D2)
+    assert router.submits[0][0] == "d"
+    router.ended(D, submit, reason)
+    router.now_ms = 100 + again_ms
+    decodes(router, "early", P, D, D2)
+    assert router.submits[0][0] == "d2"
+    router.now_ms = 102 + again_ms
+    decodes(router, "later", P, D, D2)
+    assert router.submits[0][0] == "d"
+
+
+@pytest.mark.parametrize(
+    ("reason", "who"), [(EndReason.READ_STUCK, "d2"), (EndReason.READ_FAILED, "d")]
+)
+def test_the_next_life_of_who_met_a_stuck_read_rests_as_well(reason: EndReason, who: str) -> None:
+    router, submit = started(P, D, D2)
+    router.ended(D, submit, reason)
+    router.lost(D)
+    decodes(router, "again", P, worker("d", "decode", epoch="e2"), D2)
+    assert router.submits[0][0] == who
+
+
 def test_replans_are_bounded() -> None:
     workers = {"b": B, "c": worker("c")}
     router, _ = started(*workers.values(), replans_max=2)
