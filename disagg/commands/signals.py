@@ -36,14 +36,17 @@ def interrupt_on_signals(again_s: float = 0.0) -> None:
 
     Args:
         again_s: the error is raised again after so long, until `hurry_on_signals`: what runs just
-            then, such as the hooks of a fork, may swallow it. 0: never.
+            then, such as the hooks of a fork, may swallow it. Other signals are ignored until then.
+            0: never.
     """
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
+        # A second one that comes before `hurry_on_signals` would cut the stop short.
         if again_s:
             signal.setitimer(signal.ITIMER_REAL, again_s)
-        if signum == signal.SIGHUP:
-            # A second one that comes before `hurry_on_signals` would cut the stop short.
+            signal.signal(signal.SIGINT, _nothing)
+            signal.signal(signal.SIGTERM, _nothing)
+        if again_s or signum == signal.SIGHUP:
             _on_hangup(_nothing)
         raise KeyboardInterrupt(signum)
 
@@ -75,4 +78,4 @@ def _on_hangup(handler: Callable[[int, FrameType | None], None]) -> None:
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:
-    """The end of the terminal is known."""
+    """It is known."""

@@ -183,6 +183,34 @@ def test_a_signal_that_the_hooks_of_a_fork_swallow_is_heard_all_the_same(
     assert run.stdout.split()[:2] == ["swallowed", last], run
 
 
+PRESSED_AGAIN = """
+import signal, sys
+from disagg.commands.signals import hurry_on_signals, interrupt_on_signals
+again_s = float(sys.argv[1])
+interrupt_on_signals(again_s)
+heard, ending = [], (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+for number in (*ending, signal.SIGALRM) if again_s else ending:
+    try:
+        signal.raise_signal(number)
+    except KeyboardInterrupt:
+        heard.append(number.name)
+hurry_on_signals(lambda: heard.append("hurry"))
+signal.raise_signal(signal.SIGINT)
+print(*heard)
+"""
+
+
+@pytest.mark.parametrize(
+    ("again_s", "heard"),
+    [(60.0, "SIGTERM SIGALRM hurry"), (0.0, "SIGTERM SIGINT SIGTERM SIGHUP hurry")],
+)
+def test_what_is_raised_again_is_raised_by_no_second_signal(again_s: float, heard: str) -> None:
+    """It came as the stop began, cut that short, and left Ray and the keys of the run behind."""
+    command = [sys.executable, "-c", PRESSED_AGAIN, str(again_s)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == heard, run
+
+
 SAYING = """
 import sys
 from disagg.telemetry.log_stream import LogStream
