@@ -22,6 +22,10 @@ from disagg.transfer.actions import PostRead
 log = logging.getLogger(__name__)
 
 SPAN_NAME = "kv.transfer"
+AT_REQUEST = ("committed", "released", "cancelled")
+"""Ends that somebody wanted: it was done, its reservation was given back as the request was over
+with its first tokens, or the router took it back and knows why. No warning: they are no rarer than
+clients that leave and stop strings."""
 
 
 @dataclass(slots=True)
@@ -95,9 +99,8 @@ class TransferTrace:
             self.ended(key, outcome)
 
     def _end(self, key: RequestKey, one: _Open, outcome: str, message: str) -> None:
-        committed = outcome == "committed"
         text = "transfer of %s/%d from %s: %s, %d reads%s"
-        level = logging.DEBUG if committed else logging.WARNING
+        level = logging.DEBUG if outcome in AT_REQUEST else logging.WARNING
         why = f" ({message})" if message else ""
         log.log(
             level,
@@ -127,7 +130,7 @@ class TransferTrace:
                     **one.attributes,
                 }
             )
-            if not committed:
+            if outcome not in ("committed", "released"):
                 span.set_status(trace.StatusCode.ERROR, message or outcome)
         span.end(one.clock.now_ns())
 

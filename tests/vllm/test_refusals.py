@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from disagg.errors import ConfigError
 from disagg.workers.engines.vllm import start
@@ -44,6 +45,19 @@ def test_a_head_that_vllm_does_not_have(tmp_path: Path) -> None:
     refused = refusal(tmp_path / "cohere2")
     assert refused.param == "model"
     assert "vLLM's CohereForCausalLM takes the embeddings for the head" in refused.message
+
+
+def test_weights_of_another_shape(tmp_path: Path) -> None:
+    """vLLM's loader asserts it without a word; what is said has its line at least."""
+    make_checkpoint(tmp_path, "qwen3", **VLLM_SHAPE)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    weights[name] = weights[name][:1].clone()
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    refused = refusal(tmp_path)
+    assert refused.param == "model"
+    assert "AssertionError in load" in refused.message
+    assert "shape" in refused.message
 
 
 def test_a_model_that_vllm_does_not_know(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """One span per transfer, whatever its end."""
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -97,6 +98,35 @@ def test_every_other_end_is_an_error_with_its_cause(
     assert span.attributes is not None
     assert span.attributes["disagg.outcome"] == outcome
     assert span.status.status_code is StatusCode.ERROR
+
+
+@pytest.mark.parametrize(
+    ("end", "level"),
+    [
+        (lambda t: t.reported(report()), logging.DEBUG),
+        (lambda t: t.ended(KEY, "cancelled", "stop string"), logging.DEBUG),
+        (lambda t: t.ended(KEY, "released"), logging.DEBUG),
+        (lambda t: t.reported(PartEnded(KEY, EndReason.LEASE_DEAD)), logging.WARNING),
+        (lambda t: t.forget_router("", "router_lost"), logging.WARNING),
+    ],
+)
+def test_only_what_nobody_wanted_is_a_warning(
+    traced: Traced,
+    caplog: pytest.LogCaptureFixture,
+    end: Callable[[TransferTrace], None],
+    level: int,
+) -> None:
+    traced.trace.posted(read(1, 4))
+    with caplog.at_level(logging.DEBUG):
+        end(traced.trace)
+    assert [record.levelno for record in caplog.records] == [level]
+
+
+def test_a_request_that_is_over_at_its_first_token_is_no_error(traced: Traced) -> None:
+    """What was read for it by then is given back."""
+    traced.trace.posted(read(1, 4))
+    traced.trace.ended(KEY, "released")
+    assert traced.one_span().status.status_code is StatusCode.UNSET
 
 
 def test_what_is_no_transfer_of_ours_leaves_no_span(traced: Traced) -> None:

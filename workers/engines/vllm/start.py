@@ -2,7 +2,9 @@
 
 import os
 import threading
+import traceback
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -155,7 +157,17 @@ def _reason(error: Exception) -> str:
     said = str(cause)
     if hasattr(cause, "errors"):
         said = "; ".join(each["msg"].removeprefix("Value error, ") for each in cause.errors())
-    return " ".join(said.split()) or type(cause).__name__
+    return " ".join(said.split()) or _place(cause)
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised, with the source: an assertion of a weight's shape says nothing else."""
+    frames = traceback.extract_tb(error.__traceback__)
+    name = type(error).__name__
+    if not frames:
+        return name
+    last = frames[-1]
+    return f"{name} in {last.name} ({Path(last.filename).name}:{last.lineno}): {last.line}"
 
 
 def _configure(options: WorkerOptions, device: str, dtype: str, weight_bytes: int) -> Any:
