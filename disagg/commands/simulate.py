@@ -1,7 +1,9 @@
 """`disagg simulate`: a fleet in virtual time, by policies, rates and ratios."""
 
 import json
+import sys
 from dataclasses import fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +43,14 @@ CURVES_MAX = 1 << 26
 POLICIES_COMPARED = "estimated,prefix_then_load,local"
 SLOS = Slos(2_000, 100.0)
 """Where neither a flag nor a setting says others."""
+NOT_SIMULATED = (
+    "worker.tiers",
+    "scheduling.num_speculative_tokens",
+    "autoscale.prefill",
+    "autoscale.decode",
+    "autoscale.both",
+)
+"""Settings that, where they are set, let a fleet answer in another time than here."""
 
 
 def simulate(
@@ -146,6 +156,9 @@ def simulate(
         slo_tpot_ms=slo_tpot_ms,
     )
     settings = given.settings
+    left_out = not_simulated(settings)
+    if left_out:  # with --quiet too: who reads the figures has to know
+        print(f"disagg: not simulated, as if not set: {', '.join(left_out)}", file=sys.stderr)
     measured = read_curves(curves)
     slos = Slos(
         settings.router.slo_ttft_ms or SLOS.ttft_ms, settings.router.slo_tpot_ms or SLOS.tpot_ms
@@ -166,6 +179,7 @@ def simulate(
             "slo_tpot_ms": slos.tpot_ms,
             "seed": seed,
             "routers": fleet.router.num_routers,
+            "not_simulated": left_out,
             "runs": [one.as_json() for one in found],
             "best_ratios": [one.as_json() for one in best.values()],
         }
@@ -193,6 +207,11 @@ def read_curves(path: Path) -> Curves:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: no JSON: {error}", param="curves") from None
     return curves_from_json(content, str(path))
+
+
+def not_simulated(settings: Settings) -> list[str]:
+    """Names of the settings without which the fleet is simulated, though they are set."""
+    return [name for name in NOT_SIMULATED if attrgetter(name)(settings)]
 
 
 def fleet_of(settings: Settings, curves: Curves, slos: Slos, num_routers: int = 1) -> FleetPlan:

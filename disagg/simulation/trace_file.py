@@ -9,6 +9,9 @@ from disagg.errors import ConfigError
 from disagg.simulation.prompts import TRACE_BLOCK, TraceRequest
 
 REQUESTS_MAX = 5_000_000
+HASH_IDS_MAX = 50_000_000
+"""Of all requests together: each takes some 40 bytes, and a kernel that has no more memory ends the
+process without a word."""
 TOKENS_MAX = 1 << 24
 """Of a prompt or an answer: more is a mistake in the file."""
 MS_MAX = 366 * 24 * 3_600_000
@@ -34,6 +37,7 @@ def read_trace(lines: Iterable[str], name: str = "trace") -> list[TraceRequest]:
         ConfigError: a line cannot be used; it names line and field.
     """
     found: list[TraceRequest] = []
+    num_ids = 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -49,6 +53,11 @@ def read_trace(lines: Iterable[str], name: str = "trace") -> list[TraceRequest]:
         if not isinstance(fields, dict):
             raise ConfigError(f"{where}: a JSON object is wanted", param="trace")
         found.append(_request(fields, where))
+        num_ids += len(found[-1].hash_ids)
+        if num_ids > HASH_IDS_MAX:
+            raise ConfigError(
+                f"{where}: hash_ids: more than {HASH_IDS_MAX:,} of all requests", param="trace"
+            )
     if not found:
         raise ConfigError(f"{name}: no request", param="trace")
     return sorted(found, key=lambda one: one.at_ms)

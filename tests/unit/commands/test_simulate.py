@@ -200,10 +200,27 @@ def test_settings_hold_where_no_flag_says_otherwise(measured: str) -> None:
     assert (plain["slo_ttft_ms"], plain["slo_tpot_ms"]) == (2_000, 100)
     bounds = ("--set", "router.slo_ttft_ms=1", "--set", "router.slo_tpot_ms=50")
     answer = simulated(measured, *bounds, "--set", "router.policy=cache_affinity")
+    assert answer["not_simulated"] == []
     assert (answer["slo_ttft_ms"], answer["slo_tpot_ms"]) == (1, 50)
     assert {one["kept_share"] for one in answer["runs"]} == {0}
     known = ["estimated", "prefix_then_load", "local", "cache_affinity"]
     assert [one["policy"] for one in answer["runs"]] == known
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "worker.tiers=host?size=16MiB",
+        "scheduling.num_speculative_tokens=4",
+        "autoscale.decode=1-4",
+    ],
+)
+def test_settings_that_are_not_simulated_are_named(measured: str, given: str) -> None:
+    load = ("--curves", measured, "--mix", "short-chat", "--rate", "2", *LIGHT)
+    run = simulate(*load, "--policy", "local", "--json", "--set", given)
+    name = given.partition("=")[0]
+    assert run.stderr == f"disagg: not simulated, as if not set: {name}\n"
+    assert json.loads(run.stdout)["not_simulated"] == [name]
 
 
 def test_a_fleet_of_both_roles_alone(measured: str) -> None:

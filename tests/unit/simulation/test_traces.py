@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from disagg.errors import ConfigError
+from disagg.simulation import trace_file
 from disagg.simulation.mixes import MIXES, Lengths, check_mix, make_trace
 from disagg.simulation.prompts import TRACE_BLOCK, Prompts, TraceRequest, at_rate, own_rate
 from disagg.simulation.trace_file import LINE_MAX, check_rate, lines_of, read_trace, write_trace
@@ -86,6 +87,13 @@ def test_what_has_no_lines_is_refused_before_it_is_read_whole() -> None:
     with pytest.raises(ConfigError, match="line 1: more than 16,777,216 characters"):
         read_trace(lines_of(Endless()))  # type: ignore[arg-type]
     assert len(read_trace(lines_of(io.StringIO(line() + "\n\n" + line())))) == 2
+
+
+def test_what_would_fill_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "HASH_IDS_MAX", 4)
+    assert len(read_trace([line()] * 2)) == 2
+    with pytest.raises(ConfigError, match="line 3: hash_ids: more than 4 of all requests"):
+        read_trace([line()] * 3)
 
 
 def test_an_empty_trace() -> None:
