@@ -40,6 +40,8 @@ BLOCKS_MAX = 1 << 27
 the process without a word."""
 CURVES_MAX = 1 << 26
 """Characters of their file; a checkpoint that is given by mistake would fill the memory."""
+SECONDS, SCALE = 60.0, 1.0
+"""Of a mix, where no others are given."""
 POLICIES_COMPARED = "estimated,prefix_then_load,local"
 SLOS = Slos(2_000, 100.0)
 """Where neither a flag nor a setting says others."""
@@ -64,11 +66,20 @@ def simulate(
         typer.Option("--rate", help="Requests per second, several as 1,2,4; a trace is stretched."),
     ] = "",
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="For so long requests of a mix come.")
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            "--seconds",
+            min=0.1,
+            help="For so long requests of a mix come.",
+            show_default=f"{SECONDS:g}",
+        ),
+    ] = None,
     scale: Annotated[
-        float, typer.Option("--scale", min=0.001, max=100, help="Of a mix's lengths.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            "--scale", min=0.001, max=100, help="Of a mix's lengths.", show_default=f"{SCALE:g}"
+        ),
+    ] = None,
     policy: Annotated[
         str,
         typer.Option(
@@ -167,7 +178,12 @@ def simulate(
     plans = [fleet.with_policy(name) for name in _policies(policy, given)]
     if ratios:
         plans = [plan.with_ratio(*split) for plan in plans for split in splits(len(fleet.roles))]
-    load = _Load(trace, mix, seconds, Lengths(fleet.limits.max_model_tokens, scale), seed)
+    if trace is not None and (seconds is not None or scale is not None):
+        raise ConfigError(
+            "--seconds, --scale: of a mix; a trace is simulated whole, as it is", param="trace"
+        )
+    lengths = Lengths(fleet.limits.max_model_tokens, SCALE if scale is None else scale)
+    load = _Load(trace, mix, SECONDS if seconds is None else seconds, lengths, seed)
     rates = load.rates(rate)
     comparison = Comparison(plans, rates, load.at, slos, seed)
     found = simulate_all(comparison, processes, quiet=quiet)

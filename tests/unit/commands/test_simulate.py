@@ -144,6 +144,8 @@ def test_progress_goes_to_the_other_stream(measured: str) -> None:
             "worker.num_blocks: 2 are too few for any request: one token and its answer",
         ),
         (("--trace", "bad.jsonl"), "bad.jsonl, line 1: timestamp: "),
+        (("--trace", "seconds.jsonl", "--scale", "1"), "--seconds, --scale: of a mix"),
+        (("--trace", "seconds.jsonl", "--seconds", "60"), "--seconds, --scale: of a mix"),
         (("--trace", "missing.jsonl"), "missing.jsonl"),
         (("--mix", "short-chat", "--rate", "1", "--plot", "x.pdf", *LIGHT), ".svg or .png"),
         (("--mix", "short-chat", "--rate", "1", "--prefill", "5000"), "prefill"),
