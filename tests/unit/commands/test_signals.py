@@ -187,6 +187,7 @@ PRESSED_AGAIN = """
 import signal, sys
 from disagg.commands.signals import hurry_on_signals, interrupt_on_signals
 again_s = float(sys.argv[1])
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 interrupt_on_signals(again_s)
 heard, ending = [], (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 for number in (*ending, signal.SIGALRM) if again_s else ending:
