@@ -287,8 +287,8 @@ class WorkerCore:
                 owners = ", ".join(sorted(one.worker_id for one in self.inbound.peers_paused))
                 self._out.add(
                     Exit(
-                        f"READs from {owners} that may still land hold too much of the pool; does"
-                        " the network between the hosts let packets of full size (MTU) through?"
+                        f"READs that may still land hold too much of the pool; they are from {owners}:"
+                        " does the network let packets of full size (MTU) through?"
                     )
                 )
             case DrainEvent.GIVE_UP:

@@ -31,7 +31,7 @@ def stuck(core: WorkerCore) -> WorkerCore:
 
 def exits(core: WorkerCore, now_ms: int) -> bool:
     said = [action.reason for action in core.tick(now_ms) if isinstance(action, Exit)]
-    assert all("READs from p0, p1 that may still land" in reason for reason in said)
+    assert all("they are from p0, p1:" in reason for reason in said)
     return bool(said)
 
 
