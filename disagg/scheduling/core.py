@@ -287,8 +287,8 @@ class WorkerCore:
                 owners = ", ".join(sorted(one.worker_id for one in self.inbound.peers_paused))
                 self._out.add(
                     Exit(
-                        f"READs that may still land hold too much of the pool; they are from {owners}:"
-                        " does the network let packets of full size (MTU) through?"
+                        "READs that may still land hold too much of the pool; they are from"
+                        f" {owners}: does the network let packets of full size (MTU) through?"
                     )
                 )
             case DrainEvent.GIVE_UP:
