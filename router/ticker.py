@@ -5,11 +5,12 @@ import logging
 from collections.abc import Callable
 
 from disagg.router.metrics import Metrics
+from disagg.routing.pulse import TICK_MS_MAX
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
-STOOD_STILL_S = 0.5
+STOOD_STILL_S = TICK_MS_MAX / 1000
 """A tick so late is that of a router that was stopped (SIGSTOP, a suspended machine)."""
 TICK_FAILURES_MAX = 50
 

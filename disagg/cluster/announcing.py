@@ -123,8 +123,8 @@ def _announce(router: Announced) -> NoReturn:
     configure_logging(router.log_format, form, {})
     from disagg.cluster.ray_cluster import join_ray, stop_ray
 
-    watch, timeout_s = RayWatch(), 2 * router.join_timeout_s
-    with watch.calls(timeout_s, f"Ray does not answer for {timeout_s:g} s"):
+    watch = RayWatch()
+    with watch.calls(2 * router.join_timeout_s):
         try:
             join_ray(router.ray_address, router.join_timeout_s)
             from disagg.cluster.router_directory import Announcer  # imports Ray, see ray_cluster

@@ -55,11 +55,12 @@ class RayWatch:
 
         Args:
             timeout_s: without `see`.
-            reason: given then.
+            reason: given then; "": that Ray does not answer.
             patience_s: once a part has ended. After a minute Ray's library itself ends the process,
                 and leaves everything behind.
         """
         self.see()
+        reason = reason or f"Ray does not answer for {timeout_s:g} s"
         self._bound = timeout_s, reason, patience_s
         try:
             yield

@@ -276,8 +276,8 @@ def workers(
     settings = effective.settings
     _log_to_stderr(settings.telemetry.log_format)
     # Twice: the first bound is the one with a message, and leaves time to look for hosts.
-    watch, timeout_s = RayWatch(), 2 * settings.cluster.join_timeout_s
-    with watch.calls(timeout_s, f"Ray does not answer for {timeout_s:g} s"):
+    watch = RayWatch()
+    with watch.calls(2 * settings.cluster.join_timeout_s):
         interrupt_on_signals()
         try:
             _supervise(settings, watch.see, report_file, end=end)

@@ -58,7 +58,7 @@ class BadPairs:
             self._until_ms[pair] = max(self._until_ms.get(pair, 0), now_ms + rest_ms)
             self._valid_until_ms = 0
 
-    def begins(self, now_ms: int, worker: Incarnation) -> None:
+    def begins(self, worker: Incarnation) -> None:
         """A worker has come; pairs of an earlier life of its rest on where READs did not end."""
         for pair, until_ms in list(self._until_ms.items()):
             ids = frozenset(one.worker_id for one in pair)
@@ -81,7 +81,8 @@ class BadPairs:
         rest_ms, until_ms = self._stuck.pop(ids, (self._rest_ms, now_ms))
         if until_ms < now_ms:  # it was probed since; many READs may fail at once
             rest_ms = min(2 * rest_ms, max(self._rest_ms, STUCK_REST_MS_MAX))
-        self._stuck[ids] = rest_ms, now_ms + rest_ms
+        if len(self._stuck) < BAD_PAIRS_MAX:
+            self._stuck[ids] = rest_ms, now_ms + rest_ms
         return rest_ms
 
     def _forget(self, now_ms: int) -> None:

@@ -134,7 +134,7 @@ class Fleet:
         )
         worker.own_tokens = self.rooms.prefill_tokens(info.incarnation)  # it may be back
         worker.pulse = self._silence.pulse(now_ms, info.incarnation)
-        self.bad_pairs.begins(now_ms, info.incarnation)
+        self.bad_pairs.begins(info.incarnation)
         self.roster.add(worker)
         self.rooms.put(self.roster.bits.of_one(info.incarnation), worker)
         return True
