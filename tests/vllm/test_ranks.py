@@ -5,7 +5,7 @@ import random
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -17,6 +17,9 @@ from tests.checkpoints import EOS_ID, reference_generate
 from tests.vllm.engines import make_vllm
 from tests.vllm.families import make_family
 from tests.vllm.serving import Serving
+
+if TYPE_CHECKING:
+    from disagg.workers.engines.vllm.vllm_engine import VllmEngine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -37,6 +40,18 @@ def clear_prompt(directory: Path, length: int) -> tuple[list[int], list[int], li
         if gap > GAP_MIN:
             return prompt, tokens, logprobs
     raise AssertionError(f"no clear prompt of {length} tokens")
+
+
+def compiled(engine: "VllmEngine") -> list[int]:
+    """Of each rank how many functions torch has compiled."""
+
+    def count(_: object) -> int:  # pickled by value: the ranks do not know this file
+        from torch._dynamo.utils import counters
+
+        return counters["frames"]["total"]
+
+    counts: list[int] = engine._ranks._executor.collective_rpc(count)
+    return counts
 
 
 @pytest.mark.parametrize("family", ["gemma3", "llama4", "nemotron_h"])
@@ -67,6 +82,7 @@ def test_two_ranks_answer_as_one(
             num_preemptions += serving.core.batcher.num_preemptions
             answers.append({name: serving.tokens(name) for name in serving.samples})
         assert num_preemptions
+        assert compiled(engine) == [0] * num_ranks  # it takes ten seconds, of the first request
     assert all(answer == answers[0] for answer in answers)
     assert not isinstance(engine.region, PoolRegion)
     assert engine.region.num_ranks == 2

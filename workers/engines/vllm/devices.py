@@ -30,6 +30,9 @@ def environment(device: str, num_threads: int) -> dict[str, str]:
         # It would bind its threads to cores of its choice, every worker's to the same ones.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(num_threads),
+        # Of what `arguments` leaves uncompiled, a few functions of vLLM's would be all the same, in
+        # the first step that needs them: ten seconds each, with the host's compiler.
+        "TORCH_COMPILE_DISABLE": "1",
     }
 
 

@@ -12,7 +12,12 @@ import ray
 from vllm.distributed.device_communicators import cpu_communicator
 from vllm.v1.executor import ray_executor_v2
 
-BEFORE_IMPORT = ("VLLM_TARGET_DEVICE", "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS")
+BEFORE_IMPORT = (
+    "VLLM_TARGET_DEVICE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "OMP_NUM_THREADS",
+    "TORCH_COMPILE_DISABLE",
+)
 """What a rank's process has to have in its environment when it imports vLLM and torch."""
 
 
