@@ -18,7 +18,7 @@ from tests.process.harness import wait_until
 from tests.process.network import Place, UnavailableError, network
 from tests.process.program import BOUND_S, Program, wait_until_gone
 from tests.process.ray_hosts import RayHosts, environment_of, ray_hosts
-from tests.vllm.engines import BLOCK_TOKENS, VLLM_SHAPE
+from tests.vllm.engines import BLOCK_TOKENS, VLLM_SHAPE, shared_memory
 
 pytestmark = [pytest.mark.vllm, pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -174,7 +174,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_handed_over_between_ranks_of_two_hosts(served: Served) -> None:
-    served.wait_for_ranks()
+    mapped = shared_memory(rank.pid for rank in served.wait_for_ranks())
+    assert mapped  # control
+    assert {name for name in mapped if not name.endswith(" (deleted)")} == set()
     for length in (33, 2 * WINDOW, 7 * WINDOW + 3):
         (generation,) = served.ask(length, f"over-{length}")["generations"]
         groups = generation["transfer"]["groups"]

@@ -1,5 +1,7 @@
 """vLLM engines over tiny checkpoints; vLLM is imported when the first one is made."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,12 @@ def vllm_options(model_dir: Path, num_blocks: int, **changed: Any) -> WorkerOpti
         "hash_key": HASH_KEY,
     }
     return WorkerOptions("w", "both", str(model_dir), "tiny", (), **(given | changed))
+
+
+def shared_memory(pids: Iterable[int]) -> set[str]:
+    """What processes share of vLLM's, by name; "(deleted)" is behind one whose name is gone."""
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+    return set(re.findall(r"/dev/shm/((?:psm_|\S+-cpushm).*)", maps))
 
 
 def make_vllm(model_dir: Path, num_blocks: int, **changed: Any) -> "VllmEngine":

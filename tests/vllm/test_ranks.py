@@ -1,6 +1,7 @@
 """Two ranks, each a process with half of the heads: the answers are those of one."""
 
 import json
+import os
 import random
 import re
 import tempfile
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from transformers import AutoTokenizer
 
+from disagg.cluster.processes import find_children
 from disagg.grammar.json_grammars import json_grammar
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.workers.pool_region import PoolRegion
 from tests.checkpoints import EOS_ID, reference_generate
-from tests.vllm.engines import make_vllm
+from tests.vllm.engines import make_vllm, shared_memory
 from tests.vllm.families import make_family
 from tests.vllm.serving import Serving
 
@@ -104,6 +106,19 @@ def test_queues_leave_no_sockets_behind(tmp_path: Path, monkeypatch: pytest.Monk
         assert len(serving.tokens("one")) == NUM_TOKENS
         left = [path for path in Path(folder).rglob("*") if path.is_socket()]
     assert left == []
+
+
+def test_ranks_leave_no_shared_memory_behind(tmp_path: Path) -> None:
+    """Whichever way they end: what they share has no names any more while they run."""
+    make_family(tmp_path, "gemma3", window=40)
+    before = find_children(os.getpid())
+    serving = Serving(make_vllm(tmp_path, 100, tensor_parallel=2), 64)
+    serving.submit("one", list(range(10, 80)), GREEDY)
+    serving.run()
+    assert len(serving.tokens("one")) == NUM_TOKENS
+    mapped = shared_memory(child.pid for child in find_children(os.getpid()) - before)
+    assert len(mapped) >= 5  # control: three queues at least, and sums of two ranks
+    assert {name for name in mapped if not name.endswith(" (deleted)")} == set()
 
 
 def test_each_rank_knows_the_grammar(tmp_path: Path) -> None:

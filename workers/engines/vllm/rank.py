@@ -22,6 +22,7 @@ from disagg.workers.engines.vllm.kernel_checks import (
     takes_whole_blocks,
 )
 from disagg.workers.engines.vllm.runner import Runner
+from disagg.workers.engines.vllm.shared_memory import drop_names
 from disagg.workers.machine import Memory
 from disagg.workers.options import Auto
 from disagg.workers.pool_region import PoolRegion
@@ -35,6 +36,10 @@ Drawn = dict[str, SampledToken | Scored | Failed]
 
 class Rank:
     """Mixed into vLLM's worker class, see `RankWorker`: the engine calls these in every rank."""
+
+    def disagg_drop_names(self) -> None:
+        """See `drop_names`."""
+        drop_names()
 
     def disagg_specs(self: Any, block_tokens: int) -> dict[str, Any]:
         """What each layer keeps, by name, in vLLM's words, with blocks of so many tokens."""

@@ -116,6 +116,7 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 
     from disagg.workers.engines.vllm.executors import executor_class, nameless_sockets
+    from disagg.workers.engines.vllm.shared_memory import drop_names
 
     made = executor_class(options, device)
     try:
@@ -125,6 +126,9 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
         devices.check_config(device, config)
         with nameless_sockets(options):
             executor = made(config)  # loads the weights, see `RankWorker`
+        if options.tensor_parallel > 1:
+            executor.collective_rpc("disagg_drop_names")  # who answers has mapped them
+            drop_names()
     except ConfigError:
         raise
     except Exception as error:  # vLLM raises many kinds here

@@ -1,0 +1,29 @@
+"""Shared memory between the ranks of a worker, whose names go as soon as each rank has mapped it.
+
+vLLM removes the names when its processes end in order. Ray ends a worker's process and the ranks
+with it, and nothing in them runs any more: each start of a worker would leave what it had, on the
+CPU 4 MiB for each rank, and `/dev/shm` is memory.
+"""
+
+import gc
+from pathlib import Path
+
+from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
+
+MAPPED = Path("/proc/self/maps")
+FOLDER = Path("/dev/shm")
+SUMS = "-cpushm"
+"""In the names of what vLLM's sums over ranks on the CPU go through."""
+
+
+def drop_names() -> None:
+    """Of the queues that this process has made, and of its sums; who has mapped one keeps it."""
+    for found in gc.get_objects():
+        # Not isinstance: proxies among them would answer for an object that is gone.
+        if type(found) is ShmRingBuffer and found.is_creator:
+            found.shared_memory.unlink()
+            found.is_creator = False  # at its end it would do so again, and raise
+    paths = {Path(line.split(maxsplit=5)[-1]) for line in MAPPED.read_text().splitlines()}
+    for path in paths:
+        if path.parent == FOLDER and SUMS in path.name and " (deleted)" not in path.name:
+            path.unlink(missing_ok=True)  # each rank has mapped those of all
