@@ -66,6 +66,14 @@ class Tokenizer:
         self._backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if self._backend is None:
             raise ConfigError(f"{path} has no tokenizer.json (fast tokenizer)", param="model")
+        added = self._backend.get_added_tokens_decoder().values()
+        # Where its files are missing, transformers makes an empty one of the model's class.
+        if not set(self._backend.get_vocab(True)) - {token.content for token in added}:
+            raise ConfigError(
+                f"no usable tokenizer in {path}: it knows no token that is text; tokenizer.json or"
+                " what it is made of is missing there",
+                param="model",
+            )
         # Both could be set in tokenizer.json and would silently cut or pad prompts.
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -84,7 +92,6 @@ class Tokenizer:
             tool_call_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
         )
-        added = self._backend.get_added_tokens_decoder().values()
         special = frozenset(token.content for token in added if token.special)
         self._vocabulary_of_all = Vocabulary(self._backend, special)
         self._vocabulary_with_marks = Vocabulary(self._backend, frozenset(self.messages.marks))

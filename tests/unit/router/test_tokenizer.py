@@ -1,5 +1,7 @@
 """Tokenizer and incremental detokenisation."""
 
+import json
+
 import pytest
 
 from disagg.errors import ConfigError
@@ -54,4 +56,12 @@ def test_a_directory_without_tokenizer_is_refused(tmp_path):
         Tokenizer(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError):
+        Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3", "cohere2"])
+def test_a_tokenizer_that_transformers_makes_of_nothing_is_refused(tmp_path, model_type):
+    """Every text would be the same token, or none, and each answer empty."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(ConfigError, match=r"knows no token that is text.*is missing"):
         Tokenizer(tmp_path)
