@@ -9,7 +9,7 @@ alternate in rounds. Rates are shares of what two workers of both roles can do, 
 multiple of what its kind takes alone, both measured first; the router is told the SLOs. Every
 answer is compared with the one that the other rules gave, and one with plain transformers.
 
-    python -m benchmarks.policy [--quick] [--rounds N] [--record FILE]
+    python -m benchmarks.policy [--quick] [--rounds N] [--seconds S] [--record FILE]
     python -m benchmarks.policy --curves FILE [--requests N]
 
 With a file of `disagg calibrate` all of it happens in virtual time, in the world of `disagg
@@ -57,11 +57,12 @@ class Run:
     slos: dict[str, Slo]
     capacities: dict[str, float]
     seen: dict[Cell, dict[str, list[Round]]] = field(default_factory=dict)
+    lasts_s: float = LASTS_S
 
     def cell(self, mix: str, share: float) -> Cell:
         """A mix at a share of its capacity."""
         rate = share * self.capacities[mix]
-        return Cell(mix, share, rate, max(REQUESTS_MIN, round(rate * LASTS_S)))
+        return Cell(mix, share, rate, max(REQUESTS_MIN, round(rate * self.lasts_s)))
 
     def has(self, cell: Cell, system: str, number: int) -> bool:
         """Whether a system's round of this number, from 0, was measured."""
@@ -80,6 +81,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one rate, one round")
     parser.add_argument("--rounds", type=int, help=f"of all rules (default {ROUNDS})")
     parser.add_argument("--shares", type=float, nargs="+", help="of the capacity, as rates")
+    parser.add_argument(
+        "--seconds", type=float, default=LASTS_S, help="of a round's requests (default %(default)s)"
+    )
     parser.add_argument("--mixes", nargs="+", default=[""], help="whose name has such a text")
     parser.add_argument(
         "--record",
@@ -105,7 +109,9 @@ def main() -> None:
         run = imagine(curves, num_rounds, shares, names, given.requests)
     else:
         with tempfile.TemporaryDirectory(prefix="disagg-policy-") as folder:
-            run = measure(Path(folder), num_rounds, shares, names, given.record)
+            run = measure(
+                Path(folder), num_rounds, shares, names, given.record, lasts_s=given.seconds
+            )
     mixed = {mix.name for mix in MIXES if mix.is_mixed}
     print(f"SLOs: {run.slos}", file=sys.stderr)
     print(table(run.seen.items(), run.slos), file=sys.stderr)
@@ -118,7 +124,13 @@ def main() -> None:
 
 
 def measure(
-    folder: Path, num_rounds: int, shares: Sequence[float], mixes: list[str], record: Path | None
+    folder: Path,
+    num_rounds: int,
+    shares: Sequence[float],
+    mixes: list[str],
+    record: Path | None,
+    *,
+    lasts_s: float = LASTS_S,
 ) -> Run:
     """Let every rule serve every cell in every round; ends the program at a wrong answer."""
     checkpoint = folder / "checkpoint"
@@ -135,6 +147,7 @@ def measure(
             run = Run(measure_slos(fleet, SYSTEMS[0]), measure_capacities(fleet, SYSTEMS[0]))
             bounds = {kind: asdict(slo) for kind, slo in run.slos.items()}
             _write(record, {"slos": bounds, "capacities": run.capacities})
+        run.lasts_s = lasts_s
         _say(f"SLOs {run.slos}; capacities {run.capacities}")
         rights: dict[tuple[Cell, int], tuple[int, ...]] = {}
         for number in range(num_rounds):

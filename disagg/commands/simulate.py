@@ -155,6 +155,10 @@ def simulate(
       disagg simulate --curves c.json --trace t.jsonl --prefill 500 --json
     """
     exit_on_signals()
+    if trace is not None and (seconds is not None or scale is not None):
+        raise ConfigError(
+            "--seconds, --scale: of a mix; a trace is simulated whole, as it is", param="trace"
+        )
     if plot_file is not None:
         check_plot(plot_file)
     given = read_effective(
@@ -178,10 +182,6 @@ def simulate(
     plans = [fleet.with_policy(name) for name in _policies(policy, given)]
     if ratios:
         plans = [plan.with_ratio(*split) for plan in plans for split in splits(len(fleet.roles))]
-    if trace is not None and (seconds is not None or scale is not None):
-        raise ConfigError(
-            "--seconds, --scale: of a mix; a trace is simulated whole, as it is", param="trace"
-        )
     lengths = Lengths(fleet.limits.max_model_tokens, SCALE if scale is None else scale)
     load = _Load(trace, mix, SECONDS if seconds is None else seconds, lengths, seed)
     rates = load.rates(rate)
