@@ -10,11 +10,11 @@ from disagg.routing.request import RoutedRequest
 from disagg.routing.worker import Worker
 from disagg.routing.worker_bits import bits_of
 
-LOOK_MS = 50
+LOOK_MS = 100
 """Also where nothing has changed, others may be better after so long, or may be had again; shorter
 than the work that a worker is left with while one waits for it."""
 
-LOOK_MS_EACH = 8
+LOOK_MS_EACH = 16
 """Where many wait they are looked at so much more rarely, each."""
 
 LOOKS_PER_S, LOOKS_MAX = 250, 32
@@ -30,7 +30,7 @@ FIRSTS_MAX = 16
 HELD_MAX, SEEN_MAX = 2, 16
 """Of those that wait by choice and are nobody's first: planned at one look, of so many."""
 
-Load = tuple[tuple[int, int], int, int]
+Load = tuple[int, int, int]
 
 
 class _Budget:
@@ -102,8 +102,8 @@ class Looks:
 
     Who has not been looked at is planned at once. After that one that found no room is planned when
     a worker has room that had none then; one that waits by choice when a worker has no prompt to
-    compute that had one, or when those that it would go to have begun with, or done, something
-    else; and both now and then.
+    compute that had one, or when a prompt or an answer begins or ends where it would go; and both
+    now and then. That a queue becomes shorter with each step is no news: its length is known.
 
     Plans that come to nothing have a budget, as of some hundred workers each reports several times
     a second, and what waits would keep the router from everything else. Each of those that are due
@@ -235,4 +235,4 @@ class Looks:
 
 
 def _loads(workers: tuple[Worker, ...]) -> tuple[Load, ...]:
-    return tuple((one.prefill_queue, one.num_decoding, one.num_coming) for one in workers)
+    return tuple((one.num_prompts_queued, one.num_decoding, one.num_coming) for one in workers)

@@ -12,6 +12,7 @@ import pytest
 from disagg.routing.looks import (
     FIRSTS_MAX,
     LOOK_MS,
+    LOOK_MS_EACH,
     LOOKS_MAX,
     LOOKS_PER_S,
     SWEEPS_PER_S,
@@ -132,7 +133,7 @@ def test_whoever_is_first_does_not_use_up_what_the_others_share() -> None:
 def test_each_has_its_part_of_the_budget_however_much_comes(changes_per_s: int) -> None:
     """Those before the last one took all of it, while the worker that this one wants was idle."""
     looks, names = Looks(), [f"r{number}" for number in range(FIRSTS_MAX)]
-    busy: Any = SimpleNamespace(prefill_queue=(0, 1), num_decoding=0, num_coming=0)
+    busy: Any = SimpleNamespace(num_prompts_queued=1, num_decoding=0, num_coming=0)
     plan: Any = SimpleNamespace(
         prefill=SimpleNamespace(worker=busy), decode=SimpleNamespace(worker=busy), hold_ms=1e6
     )
@@ -148,13 +149,13 @@ def test_each_has_its_part_of_the_budget_however_much_comes(changes_per_s: int) 
     for name in names:
         look(0, name)
     for now_ms in range(1, 10_000, 2):
-        busy.prefill_queue = (now_ms * changes_per_s // 1000, 1)
+        busy.num_prompts_queued = now_ms * changes_per_s // 1000
         looks.see(1, 0)
         if looks.wanted(now_ms):
             for name in looks.due(now_ms, names):
                 look(now_ms, name)
     gaps_ms = [b - a for times in seen_ms.values() for a, b in pairwise([*times, 10_000])]
-    assert max(gaps_ms) <= 4 * 1000 * FIRSTS_MAX / LOOKS_PER_S
+    assert max(gaps_ms) <= LOOK_MS_EACH * FIRSTS_MAX + 1000 / SWEEPS_PER_S
     assert sum(map(len, seen_ms.values())) <= 10 * 2 * (LOOKS_PER_S + LOOKS_MAX)
 
 

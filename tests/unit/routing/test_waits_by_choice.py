@@ -115,6 +115,8 @@ def test_who_waits_by_choice_is_planned_again_when_its_workers_have_moved(plans:
     assert plans.call_count == 0
     queued(router, 5)
     assert plans.call_count == 1, "control: a prompt is done"
+    say(router, ALONE, num_prefill_tokens_queued=5 * EACH - 1, num_prompts_queued=5)
+    assert plans.call_count == 1, "a step of the next one"
     router.now_ms += LOOK_MS
     queued(router, 5)
     assert plans.call_count == 2, "others may be better by now"
