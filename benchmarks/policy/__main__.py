@@ -57,12 +57,11 @@ class Run:
     slos: dict[str, Slo]
     capacities: dict[str, float]
     seen: dict[Cell, dict[str, list[Round]]] = field(default_factory=dict)
-    lasts_s: float = LASTS_S
 
-    def cell(self, mix: str, share: float) -> Cell:
-        """A mix at a share of its capacity."""
+    def cell(self, mix: str, share: float, lasts_s: float = LASTS_S) -> Cell:
+        """A mix at a share of its capacity, for so many seconds."""
         rate = share * self.capacities[mix]
-        return Cell(mix, share, rate, max(REQUESTS_MIN, round(rate * self.lasts_s)))
+        return Cell(mix, share, rate, max(REQUESTS_MIN, round(rate * lasts_s)))
 
     def has(self, cell: Cell, system: str, number: int) -> bool:
         """Whether a system's round of this number, from 0, was measured."""
@@ -82,7 +81,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help=f"of all rules (default {ROUNDS})")
     parser.add_argument("--shares", type=float, nargs="+", help="of the capacity, as rates")
     parser.add_argument(
-        "--seconds", type=float, default=LASTS_S, help="of a round's requests (default %(default)s)"
+        "--seconds", type=float, help=f"of a round's requests (default {LASTS_S:g})"
     )
     parser.add_argument("--mixes", nargs="+", default=[""], help="whose name has such a text")
     parser.add_argument(
@@ -98,6 +97,8 @@ def main() -> None:
         help="of every cell in virtual time (default %(default)s)",
     )
     given = parser.parse_args()
+    if given.curves is not None and given.seconds is not None:
+        parser.error("--seconds: of real processes; virtual rounds have --requests")
     num_rounds = given.rounds or (1 if given.quick else ROUNDS)
     shares = given.shares or (QUICK_SHARES if given.quick else SHARES)
     mixes = [mix for mix in MIXES if any(text in mix.name for text in given.mixes)]
@@ -109,9 +110,8 @@ def main() -> None:
         run = imagine(curves, num_rounds, shares, names, given.requests)
     else:
         with tempfile.TemporaryDirectory(prefix="disagg-policy-") as folder:
-            run = measure(
-                Path(folder), num_rounds, shares, names, given.record, lasts_s=given.seconds
-            )
+            lasts_s = given.seconds or LASTS_S
+            run = measure(Path(folder), num_rounds, shares, names, given.record, lasts_s)
     mixed = {mix.name for mix in MIXES if mix.is_mixed}
     print(f"SLOs: {run.slos}", file=sys.stderr)
     print(table(run.seen.items(), run.slos), file=sys.stderr)
@@ -129,8 +129,7 @@ def measure(
     shares: Sequence[float],
     mixes: list[str],
     record: Path | None,
-    *,
-    lasts_s: float = LASTS_S,
+    lasts_s: float,
 ) -> Run:
     """Let every rule serve every cell in every round; ends the program at a wrong answer."""
     checkpoint = folder / "checkpoint"
@@ -147,13 +146,12 @@ def measure(
             run = Run(measure_slos(fleet, SYSTEMS[0]), measure_capacities(fleet, SYSTEMS[0]))
             bounds = {kind: asdict(slo) for kind, slo in run.slos.items()}
             _write(record, {"slos": bounds, "capacities": run.capacities})
-        run.lasts_s = lasts_s
         _say(f"SLOs {run.slos}; capacities {run.capacities}")
         rights: dict[tuple[Cell, int], tuple[int, ...]] = {}
         for number in range(num_rounds):
             for mix in mixes:
                 for share in shares:
-                    cell = run.cell(mix, share)
+                    cell = run.cell(mix, share, lasts_s)
                     # Who is first has the coldest machine: by turns.
                     for place in range(len(SYSTEMS)):
                         system = SYSTEMS[(place + number) % len(SYSTEMS)]
