@@ -12,7 +12,6 @@ from disagg.router.client_text import clip
 from disagg.router.http_exchange import Exchange, Receive, Scope, Send
 from disagg.router.keys import KeyRing
 from disagg.router.metrics import Metrics
-from disagg.router.openai.sse import to_json
 from disagg.router.openapi.document import Route, document_of
 from disagg.router.openapi.operation import Operation
 from disagg.router.openapi.operations import DOCUMENT
@@ -79,12 +78,12 @@ class Site:
         self._pages = {**pages, ("GET", "/openapi.json"): document}
         self._prefixes = prefixes
         found = [*self._pages.items(), *((("GET", at), page) for at, page in prefixes.items())]
-        routes = [
+        routes = tuple(
             Route(method, path, page.operation, bool(page.scopes) and not keys.is_open)
             for (method, path), page in found
             if page.operation is not None
-        ]
-        self._described = to_json(document_of(title, routes, options.model_name))
+        )
+        self._described = document_of(title, routes, options.model_name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""

@@ -1,15 +1,25 @@
-"""Skips vLLM's tests where it is missing, unless they were asked for; begins with long ones."""
+"""Skips vLLM's tests where it is missing, unless they were asked for; begins with long ones.
+
+Clients in tests share what they trust: httpx reads all authorities of the world for each one, 25 ms
+of CPU, to ask on loopback without TLS.
+"""
 
 import gc
 import os
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 
 import pytest
+from httpx import create_ssl_context
 
 from tests import longest_first
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a line for each server that is stopped, else
+
+pytest.MonkeyPatch().setattr(
+    "httpx._transports.default.create_ssl_context", cache(create_ssl_context)
+)
 
 REQUIRED = "DISAGG_TEST_VLLM"
 """Set by ``make test-vllm``: a run in which all of them are skipped must not look green."""

@@ -1,7 +1,8 @@
 """An OpenAPI document from the pages of a port, the models of their bodies, and the error tree."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
@@ -11,6 +12,7 @@ from pydantic import TypeAdapter
 from disagg.errors import CancelledError, ConfigError, DisaggError
 from disagg.router.openai.body import IGNORED
 from disagg.router.openai.chat_message import MESSAGE_IGNORED, Message
+from disagg.router.openai.sse import to_json
 from disagg.router.openapi.answers import Error
 from disagg.router.openapi.operation import EVENTS, JSON, TEXT, Operation
 
@@ -39,22 +41,22 @@ class Route:
     needs_key: bool
 
 
-def document_of(title: str, routes: Iterable[Route], model_name: str) -> Json:
-    """The document of a port.
+@lru_cache(maxsize=8)
+def document_of(title: str, routes: tuple[Route, ...], model_name: str) -> bytes:
+    """The document of a port, as JSON; made once in a process, however many routers it starts.
 
     Args:
         title: of the port.
         routes: its pages.
         model_name: the only ``model`` that bodies may name.
     """
-    routes = list(routes)
     schemas, refs = _schemas(routes, model_name)
     paths: Json = {}
     for route in routes:
         name = route.operation.path_parameter
         path = f"{route.path}{{{name}}}" if name else route.path
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, refs)
-    return {
+    document = {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version("disagg")},
         "paths": paths,
@@ -66,9 +68,10 @@ def document_of(title: str, routes: Iterable[Route], model_name: str) -> Json:
             },
         },
     }
+    return to_json(document)
 
 
-def _schemas(routes: list[Route], model_name: str) -> tuple[Json, Json]:
+def _schemas(routes: tuple[Route, ...], model_name: str) -> tuple[Json, Json]:
     """Schemas by name, and a reference to each type's by the name of its operation."""
     kinds: list[tuple[str, Any, Any]] = [("error", "serialization", TypeAdapter(Error))]
     for route in routes:

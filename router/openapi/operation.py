@@ -9,9 +9,12 @@ from disagg.router.openai.body import UNSUPPORTED, Strict
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """One page as a document describes it. Errors are not among ``answers``."""
+    """One page as a document describes it, equal to itself alone.
+
+    Errors are not among ``answers``.
+    """
 
     name: str
     summary: str
