@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from disagg.cluster import ray_watch
 from disagg.cluster.processes import ProcessId, read_process
 from disagg.cluster.ray_watch import NO_CLUSTER_EXIT_CODE, RayWatch
 
@@ -41,6 +42,11 @@ def identity(pid: int) -> ProcessId:
     return found[0]
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_watch, "_POLL_S", 0.05)
+
+
 def test_a_call_that_takes_too_long_is_given_up() -> None:
     given = Given()
     watch = RayWatch(given.up)
@@ -54,7 +60,7 @@ def test_calls_are_given_up_once_a_part_of_ray_has_ended(part: subprocess.Popen[
     parts = {identity(os.getpid()): "gcs_server", identity(part.pid): "raylet"}
     watch = RayWatch(given.up, lambda: parts)
     with watch.calls(patience_s=0.1):
-        assert not given.heard.wait(2.0), "control: both run"
+        assert not given.heard.wait(0.5), "control: both run"
         part.kill()
         assert given.heard.wait(WAIT_S)
     assert given.reasons == ["Ray's raylet has ended, and its library waits for it"]
@@ -65,14 +71,14 @@ def test_only_calls_that_do_not_come_back_are(part: subprocess.Popen[bytes]) -> 
     parts = {identity(part.pid): "raylet"}
     watch = RayWatch(given.up, lambda: parts)
     part.kill()
-    until_s = time.monotonic() + 3.0
+    until_s = time.monotonic() + 2.0
     while time.monotonic() < until_s:  # as of who looks again and again
         with watch.calls(1.0, patience_s=1.0):
             time.sleep(0.2)
-    assert not given.heard.wait(2.0), "nothing is called"
+    assert not given.heard.wait(1.5), "nothing is called"
     watch.end()
     with watch.calls(0.1, "late"):
-        assert not given.heard.wait(1.5)
+        assert not given.heard.wait(0.5)
 
 
 BESIDE_A_CLUSTER = """

@@ -164,11 +164,11 @@ try:
     if os.fork() == 0:
         os._exit(0)
     print("swallowed", flush=True)
-    time.sleep(5)
+    time.sleep(2)
     print("never heard")
 except KeyboardInterrupt:
     hurry_on_signals(lambda: None)
-    time.sleep(2)  # it is not said again
+    time.sleep(1)  # it is not said again
     print("heard")
 """
 

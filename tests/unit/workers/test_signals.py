@@ -19,6 +19,7 @@ drain_on_signals(Worker())
 def woken():
     time.sleep(0.5)  # the main thread waits by then; if it does not, the test passes for nothing
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    print("signalled", flush=True)
 
 threading.Thread(target=woken, daemon=True).start()
 {wait}
@@ -36,8 +37,15 @@ def test_a_signal_that_another_thread_was_woken_for_is_handled() -> None:
 
 
 def test_a_wait_without_end_never_hears_of_it() -> None:
-    with pytest.raises(subprocess.TimeoutExpired):
-        run("Worker.ended.wait()", 10)
+    program = [sys.executable, "-c", WAITS.format(wait="Worker.ended.wait()")]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "signalled\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(2)
+        finally:
+            process.kill()
 
 
 def test_the_time_to_wait_is_kept() -> None:
