@@ -95,7 +95,9 @@ def test_workers_follow_what_a_name_stands_for(named: Named) -> None:
     assert num_known(b) == 0, "nobody has named it"
     named.name("a", "b")
     named.wait_ready("b")
-    assert whole(b, FIRST, LONG) == expected
+    beginning = whole(b, FIRST, 24)  # few tokens, so that a still writes
+    assert beginning
+    assert expected.startswith(beginning)
     named.name("b")
     answer = collect(events)
     assert (answer.text, answer.error, answer.done) == (expected, None, True)

@@ -25,7 +25,7 @@ from tests.process.replicas import Replicas, collect, stream
 pytestmark = pytest.mark.timeout(1200)
 
 NUM = 2
-LONG = 1_500
+LONG = 500
 """Tokens of a stream that still runs when something happens to it."""
 
 

@@ -15,7 +15,7 @@ from tests.process.served_model import WINDOW
 
 pytestmark = pytest.mark.timeout(900)
 
-LONG = 900
+LONG = 300
 """Tokens of a stream that is still running when something happens to it: a second, at least."""
 KNOWN = 2
 """The stream whose whole text is known."""
