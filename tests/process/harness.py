@@ -54,15 +54,19 @@ SMALL: dict[str, Any] = {
 
 
 def wait_until(state: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-    """Poll until ``state()`` is true and return it; raise AssertionError with the last one."""
-    deadline = time.monotonic() + timeout_s
+    """Poll until ``state()`` is true and return it; raise AssertionError with the last one.
+
+    What takes long is looked at less often: a look takes CPU from those who are waited for.
+    """
+    began = time.monotonic()
     while True:
         seen = state()
         if seen:
             return seen
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
             raise AssertionError(f"waited {timeout_s} s for {what}; last seen: {seen!r}")
-        time.sleep(0.02)
+        time.sleep(min(max(0.02, waited_s / 20), 0.1))
 
 
 def is_stopped(pid: int) -> bool:
