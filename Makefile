@@ -115,7 +115,8 @@ test-gpu: $(STAMP) $(VLLM_STAMP)
 
 # Where vLLM is missing its tests are skipped, but not here.
 test-vllm: $(VLLM_STAMP)
-	DISAGG_TEST_VLLM=1 $(VLLM_BIN)/python -m pytest -m "vllm and not gpu"
+	DISAGG_TEST_VLLM=1 $(VLLM_BIN)/python -m pytest -m "vllm and not gpu" --hypothesis-profile ci \
+	  -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 # A client whose environment is missing is skipped, but not here.
 test-clients: $(STAMP) $(VLLM_STAMP) $(CLIENT_STAMPS)

@@ -42,8 +42,16 @@ LONGEST = (
     "process/test_nixl_transport.py",
     "process/test_tool_calls.py",
     "process/test_grammars.py",
+    "process/test_vllm.py",
+    "process/test_vllm_ray_ranks.py",
+    "vllm/test_followed_events.py",
+    "vllm/test_ranks.py",
+    "process/test_vllm_ranks.py",
 )
-"""Of ``make test``, by the seconds they take (``--durations``); no test relies on this order."""
+"""Of ``make test``, by the seconds they take (``--durations``), then of ``make test-vllm``.
+
+No test relies on this order.
+"""
 
 
 def sort(items: list[pytest.Item]) -> None:
