@@ -1,11 +1,13 @@
 """`disagg calibrate`: what steps, READs and messages take here, for `disagg simulate`."""
 
 import json
+import math
 import os
 import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -15,13 +17,13 @@ import typer
 
 from disagg.commands.arguments import Config, Model, Set, read_effective
 from disagg.commands.fitted_fleet import fitted, with_serving
-from disagg.commands.fleet_requests import RunningFleet, prompt_of
+from disagg.commands.fleet_requests import Measured, RunningFleet, prompt_of
 from disagg.commands.measured_fleet import (
     PROMPT_TOKENS,
     Workers,
     ask_fleet,
     ask_shapes,
-    check_model,
+    check_alike,
     check_roles,
 )
 from disagg.commands.new_file import check_writable, write_whole
@@ -32,6 +34,16 @@ from disagg.errors import ConfigError
 from disagg.simulation.curves import NOTHING, Curves
 from disagg.simulation.curves_file import curves_to_json
 
+ERROR_MAX = 0.6
+"""On a quiet machine steps are off by 0.02 to 0.1, READs by up to 0.42: memory's are no line."""
+MEASUREMENTS = {
+    "prefill": "steps of prompts",
+    "decode": "steps that decode",
+    "mixed": "steps of both",
+    "read": "READs",
+    "fleet": "the fleet's answers",
+}
+"""What a file of curves is made of, by the names of its errors; `linear` is of another form."""
 LIBRARIES = ("disagg", "torch", "transformers", "nixl", "vllm")
 
 
@@ -64,6 +76,15 @@ def calibrate(
             help="They divide the cores; with --fleet what they cost each other is measured.",
         ),
     ] = 1,
+    error_max: Annotated[
+        float,
+        typer.Option(
+            "--error-max",
+            min=0.0,
+            help="Curves are written if none of their parts is further off what was measured, as "
+            "a share of it, in the median.",
+        ),
+    ] = ERROR_MAX,
     config: Config = None,
     settings_given: Set = None,
 ) -> None:
@@ -87,18 +108,39 @@ def calibrate(
     check_writable(out, "--out")
     running = RunningFleet(fleet, name, admin) if fleet else None
     workers: Workers = frozenset()
+    fleet_tokens = 0
     if running is not None:  # what is wrong with it is known before minutes have gone by
         workers = running.wait_until_idle()
         check_roles(workers, settings)
         running.ask_at_once([prompt_of(PROMPT_TOKENS)])
+        fleet_tokens = running.model_tokens()
     began_s = time.monotonic()
-    curves, measured = _measure(settings, name, workers_per_host, repeats, workers)
+
+    def check(measured: Measured) -> None:
+        check_alike(workers, measured)
+        if fleet_tokens not in (0, measured.max_model_tokens):  # what is known without --admin
+            raise ConfigError(
+                f"scheduling.max_model_tokens: {fleet_tokens} at the fleet, "
+                f"{measured.max_model_tokens} by the settings given here",
+                param="scheduling.max_model_tokens",
+            )
+
+    curves, measured = _measure(settings, name, workers_per_host, repeats, check)
+    check_errors(measured["errors"], error_max)
     if running is not None:
         check_roles(running.wait_until_idle(), settings)  # it may have changed since
         shapes = ask_shapes(curves, settings)
         answers = ask_fleet(shapes, running, repeats, _say)
         curves = with_serving(curves, settings, answers)
         measured["fleet"] = {"repeats": repeats, **fitted(curves, settings, answers)}
+        measured["errors"]["fleet"] = _error(
+            [
+                one["simulated_ms"][name] / one["measured_ms"][name]
+                for one in measured["fleet"]["requests"]
+                for name in ("ttft_ms", "tpot_ms")
+            ]
+        )
+        check_errors(measured["errors"], error_max)
     measured["took_s"] = round(time.monotonic() - began_s, 1)
     text = json.dumps(curves_to_json(curves, measured), indent=1)
     write_whole(out, f"{text}\n".encode(), "--out")
@@ -106,7 +148,11 @@ def calibrate(
 
 
 def _measure(
-    settings: Settings, name: str, workers_per_host: int, repeats: int, workers: Workers
+    settings: Settings,
+    name: str,
+    workers_per_host: int,
+    repeats: int,
+    check: Callable[[Measured], None],
 ) -> tuple[Curves, dict[str, Any]]:
     _say("imports")
     from disagg.commands.measured_links import measure_links  # with torch, which takes seconds
@@ -131,16 +177,27 @@ def _measure(
     load_before = os.getloadavg()[0]
     _say(f"{name} is loaded")
     engine = build_engine(options)
-    check_model(workers, engine.fingerprint)
     tokens = min(options.max_model_tokens or engine.max_model_tokens, engine.max_model_tokens)
     limits = worker_limits(options, tokens, engine.layout.block_bytes)
     rig = StepRig(engine, limits, repeats, _say)
+    region = engine.region
+    check(
+        Measured(
+            engine.fingerprint,
+            engine.dtype,
+            engine.page_format,
+            1 if isinstance(region, PoolRegion) else region.num_ranks,
+            tuple(group.spec.block_tokens for group in engine.layout.groups),
+            rig.served_tokens,
+            limits.max_sequences,
+        )
+    )
+    _say("to measure: prefill, decode, both in one step, READs, messages, then the fleet if any")
     rig.warm_up()
     prefill = rig.prefill_surface()
     decode, num_derived = rig.decode_surface()
     cost = linear_fit(rig.samples)
     mixed = rig.mixed_samples()
-    region = engine.region
     device = "cuda" if isinstance(region, PoolRegion) and region.memory_kind == "VRAM" else "cpu"
     link, points, hop_ms = measure_links(
         engine.layout.block_bytes, device, options.read_handle_bytes_max, repeats, _say
@@ -160,6 +217,7 @@ def _measure(
     )
     curves = curves.with_mixed([(one.shape, one.ms) for one in mixed])
     errors = {
+        **{of: _error(ratios) for of, ratios in rig.ratios.items()},
         "mixed": _error([curves.step_ms(one.shape) / one.ms for one in mixed]),
         "read": _error([link.ms(num_bytes) / ms for num_bytes, ms in points]),
         "linear": _error([cost.shape_ms(one.shape) / one.ms for one in rig.samples]),
@@ -188,6 +246,31 @@ def _measure(
         "errors": errors,
     }
     return curves, measured
+
+
+def check_errors(errors: Mapping[str, float | None], most: float) -> None:
+    """Refuse curves that do not say what was measured.
+
+    Args:
+        errors: of the fit, by `MEASUREMENTS`.
+        most: that none of them may exceed.
+
+    Raises:
+        ConfigError: names those that do.
+    """
+    bad = {MEASUREMENTS[of]: one for of, one in errors.items() if of in MEASUREMENTS and one}
+    bad = {what: one for what, one in bad.items() if one > most}
+    if not bad:
+        return
+    named = ", ".join(f"of {what} by {one:.0%}" for what, one in bad.items())
+    load, cores = os.getloadavg()[0], os.cpu_count()
+    raise ConfigError(
+        f"no curves are written: they are off what was measured, in the median {named} "
+        f"(--error-max: {most:.0%}). Calibrate where nothing else runs (the load average is "
+        f"{load:.1f}, of {cores} cores), or with more --repeats; "
+        f"--error-max {math.ceil(max(bad.values()) * 10) / 10:g} writes such curves all the same",
+        param="--error-max",
+    )
 
 
 def _error(ratios: list[float]) -> float | None:

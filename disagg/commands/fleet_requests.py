@@ -10,10 +10,11 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from disagg.cluster.http_calls import open_call
 from disagg.commands.router_client import as_router, call_router, own_key, told_of
@@ -62,6 +63,22 @@ class Asked:
         return (self.tpot_ms * num_gaps - self.second_ms) / (num_gaps - 1)
 
 
+class Measured(NamedTuple):
+    """What the times of a worker depend on, as far as it says so when it registers."""
+
+    fingerprint: str
+    """Of its model."""
+    dtype: str
+    page_format: str
+    """By which engines differ."""
+    num_ranks: int
+    block_tokens: tuple[int, ...]
+    """By KV cache group."""
+    max_model_tokens: int
+    """Of prompt plus answer, in its pool."""
+    max_sequences: int
+
+
 class FleetWorker(NamedTuple):
     """A worker of a fleet that runs, as a router sees it."""
 
@@ -70,8 +87,7 @@ class FleetWorker(NamedTuple):
     """Of its life."""
     role: str
     ready: bool
-    fingerprint: str
-    """Of its model."""
+    measured: Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +134,22 @@ class RunningFleet:
             for one in told["workers"]:
                 info, ready = one["info"], bool(one["ready"])
                 name, epoch = (str(info["incarnation"][part]) for part in ("worker_id", "epoch"))
-                fingerprint = str(info["contract"]["model_fingerprint"])
-                workers.add(FleetWorker(name, epoch, str(info["role"]), ready, fingerprint))
+                workers.add(FleetWorker(name, epoch, str(info["role"]), ready, _measured(info)))
                 if any((one["stats"] or {}).get(part) for part in ("num_running", "num_waiting")):
                     busy.append(name)
         return frozenset(workers), busy
+
+    def model_tokens(self) -> int:
+        """Of prompt plus answer, as anybody may ask.
+
+        Raises:
+            RemoteFault: nobody answers, or not as a router does.
+            ConfigError: the URL is none.
+        """
+        path = f"/v1/models/{quote(self.model, safe='')}"
+        told = call_router(self.url, path, ADMIN_S, scope="see the model")
+        with as_router(self.url):
+            return int(told["max_model_len"] or 0)
 
     def ask_at_once(self, prompts: Sequence[Sequence[int]], beside: int = 0) -> list[Asked]:
         """Ask requests together for `ANSWER_TOKENS` tokens each.
@@ -231,6 +258,19 @@ class _Stream:
     asked_s: float = 0.0
     seen_s: list[float] = field(default_factory=list)
     begun: threading.Event = field(default_factory=threading.Event)
+
+
+def _measured(info: Mapping[str, Any]) -> Measured:
+    contract = info["contract"]
+    return Measured(
+        str(contract["model_fingerprint"]),
+        str(contract["dtype"]),
+        str(contract["page_format"]),
+        int(contract["num_ranks"]),
+        tuple(int(group["block_tokens"]) for group in info["groups"]),
+        int(info["max_model_tokens"]),
+        int(info["max_sequences"]),
+    )
 
 
 def prompt_of(num_tokens: int) -> list[int]:

@@ -7,10 +7,11 @@ What follows for curves is found by `fitted_fleet`.
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from disagg.commands.fleet_requests import Asked, FleetWorker, RunningFleet, prompt_of
+from disagg.commands.fleet_requests import Asked, FleetWorker, Measured, RunningFleet, prompt_of
+from disagg.commands.rounds import Say, rounds
 from disagg.commands.varied_lengths import varied_length
 from disagg.config.settings import Settings
 from disagg.errors import ConfigError, RemoteFault
@@ -28,6 +29,16 @@ BEHIND_PROMPTS, CACHED_TOKENS = (PROMPT_TOKENS, 240), 480
 """Tokens of those that are asked behind a cached prefix, and the prefix's."""
 STREAMS_PER_WORKER = 4
 """At once, where what a sequence adds to a step is measured."""
+SETTINGS_OF = {
+    "fingerprint": "--model",
+    "dtype": "worker.dtype, worker.kv_dtype",
+    "page_format": "worker.engine",
+    "num_ranks": "worker.tensor_parallel",
+    "block_tokens": "worker.block_tokens",
+    "max_model_tokens": "scheduling.max_model_tokens",
+    "max_sequences": "scheduling.max_sequences",
+}
+"""By which they differ, for the fields of `Measured`."""
 REST_S = 0.3
 """Before requests are asked: those of users come to workers at rest, whose caches others have used
 meanwhile, more often than right after another one."""
@@ -79,17 +90,29 @@ def check_roles(workers: Workers, settings: Settings) -> None:
         )
 
 
-def check_model(workers: Workers, fingerprint: str) -> None:
-    """Refuse a fleet that serves another checkpoint.
+def check_alike(workers: Workers, measured: Measured) -> None:
+    """Refuse a fleet whose workers are not the one that is measured: curves would mix the two.
 
     Raises:
-        ConfigError: one of its workers does.
+        ConfigError: one of them is another one; names the setting.
     """
-    others = sorted(one.worker_id for one in workers if one.fingerprint != fingerprint)
-    if others:
-        raise ConfigError(
-            f"--model: {', '.join(others)} of the fleet serve another model", param="model"
-        )
+    for worker in sorted(workers):
+        for name, ours, theirs in zip(SETTINGS_OF, measured, worker.measured, strict=True):
+            if ours == theirs:
+                continue
+            setting = SETTINGS_OF[name]
+            if name == "fingerprint":
+                why = f"{worker.worker_id} of the fleet serves another checkpoint"
+            else:
+                why = (
+                    f"{_shown(theirs)} at {worker.worker_id} of the fleet, {_shown(ours)} by the "
+                    "settings given here; give those with which it was started"
+                )
+            raise ConfigError(f"{setting}: {why}", param=setting)
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def ask_shapes(curves: Curves, settings: Settings) -> tuple[AskShape, ...]:
@@ -118,7 +141,7 @@ def ask_fleet(
     shapes: Sequence[AskShape],
     fleet: RunningFleet,
     repeats: int,
-    say: Callable[[str], None],
+    say: Say,
     *,
     is_warm: bool = False,
 ) -> Answers:
@@ -155,13 +178,13 @@ def ask_fleet(
 
     for one in () if is_warm else shapes:  # connections, first steps
         ask(one, 0)
-    rounds = []
-    for number in range(repeats):
-        say(f"requests to the fleet, {number + 1} of the repeats")
-        rounds.append([ask(one, number) for one in shapes])
+    found = [
+        [ask(one, number) for one in shapes]
+        for number in rounds("requests to the fleet", repeats, say)
+    ]
     rest()
-    same = zip(*rounds, strict=True)
-    return {shape: middle(found) for shape, found in zip(shapes, same, strict=True)}
+    same = zip(*found, strict=True)
+    return {shape: middle(each) for shape, each in zip(shapes, same, strict=True)}
 
 
 def middle(found: Sequence[Asked]) -> Asked:

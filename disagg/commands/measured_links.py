@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import torch
 
-from disagg.commands.measured_steps import Say
+from disagg.commands.rounds import Say
 from disagg.errors import RemoteFault
 from disagg.routing.estimates.least_squares import solve
 from disagg.routing.estimates.place import LinkCost

@@ -5,9 +5,10 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from disagg.commands.rounds import Say, rounds
 from disagg.commands.varied_lengths import varied_length
 from disagg.errors import ConfigError
 from disagg.kv.blocks.cache_policy import CachePolicy
@@ -43,8 +44,6 @@ STEPS_PER_FILL = 3
 _Timed = dict[tuple[int, int], list[float]]
 """Milliseconds by row and column of a surface."""
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -70,6 +69,8 @@ class StepRig:
     repeats: int
     say: Say
     samples: list[Sample] = field(default_factory=list)
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    """By what was measured: each sample as a share of what its surface says there."""
     _core: WorkerCore = field(init=False)
     _random: random.Random = field(init=False)
     _num_made: int = 0
@@ -96,6 +97,11 @@ class StepRig:
         kv = self._core.kv
         by_pool = kv.num_usable_blocks * min(group.spec.block_tokens for group in kv.layout.groups)
         return min(self.limits.max_model_tokens, by_pool // len(kv.layout.groups)) - 64
+
+    @property
+    def served_tokens(self) -> int:
+        """Of prompt plus answer, as a worker says it when it registers."""
+        return served_tokens_max(self.limits, self._core.kv)
 
     # --- what is measured
 
@@ -126,10 +132,8 @@ class StepRig:
             )
         prefixes = [self._prompt(num_before) for num_before in before]
         took: _Timed = defaultdict(list)
-        for number in range(self.repeats):
-            self.say(
-                f"prefill of {chunks[0]} to {chunks[-1]:,} tokens, {number + 1} of the repeats"
-            )
+        what = f"prefill of {chunks[0]} to {chunks[-1]:,} tokens"
+        for number in rounds(what, self.repeats, self.say):
             for column, prefix in enumerate(prefixes):
                 if prefix:
                     self._prompt_ms(prefix)
@@ -138,7 +142,7 @@ class StepRig:
                         num_tokens = varied_length(num_tokens, number, self.repeats)
                     prompt = [*prefix, *self._prompt(num_tokens)]
                     took[row, column].append(self._prompt_ms(prompt))
-        return _surface(chunks, before, took)
+        return self._surface("prefill", chunks, before, took)
 
     def decode_surface(self) -> tuple[Surface, int]:
         """Decode steps by sequences and the tokens before each; and how many points are derived.
@@ -159,12 +163,9 @@ class StepRig:
             for num_before, nums in zip(before, measured, strict=True)
         ]
         took: _Timed = defaultdict(list)
-        for number in range(self.repeats):
+        for _ in rounds(f"decode of 1 to {most} sequences", self.repeats, self.say):
             for column, nums in enumerate(measured):
-                self.say(
-                    f"decode of {nums[0]} to {nums[-1]} sequences after {before[column]:,} tokens "
-                    f"each, {number + 1} of the repeats"
-                )
+                self.say(f"{nums[0]} to {nums[-1]} of them after {before[column]:,} tokens each")
                 keys = self._filled(prompts[column])
                 for row in reversed(range(len(nums))):
                     self._end(keys[nums[row] :])
@@ -179,7 +180,7 @@ class StepRig:
             for row in range(len(nums), len(batches)):
                 took[row, column] = [middle[row, 0] + batches[row] * slope]
                 num_derived += 1
-        return _surface(batches, before, took), num_derived
+        return self._surface("decode", batches, before, took), num_derived
 
     def mixed_samples(self) -> list[Sample]:
         """Steps that decode and compute a chunk of a prompt."""
@@ -191,8 +192,7 @@ class StepRig:
             if num >= 1 and num_tokens >= 2
         ]
         took: dict[tuple[int, int], list[Sample]] = defaultdict(list)
-        for number in range(self.repeats):
-            self.say(f"decodes beside tokens of a prompt, {number + 1} of the repeats")
+        for _ in rounds("decodes beside tokens of a prompt", self.repeats, self.say):
             for num, num_tokens in shapes:
                 keys = self._filled([self._prompt(64) for _ in range(num)])
                 key = self._submit(self._prompt(num_tokens))
@@ -201,6 +201,15 @@ class StepRig:
         return [sorted(same, key=lambda one: one.ms)[len(same) // 2] for same in took.values()]
 
     # --- inside
+
+    def _surface(
+        self, name: str, across: Sequence[int], along: Sequence[int], took: _Timed
+    ) -> Surface:
+        surface = _surface(across, along, took)
+        self.ratios[name] = [
+            ms / surface.ms[row][column] for (row, column), same in took.items() for ms in same
+        ]
+        return surface
 
     def _check_limits(self) -> None:
         most, sequences = self.limits.max_step_tokens, self.limits.max_sequences

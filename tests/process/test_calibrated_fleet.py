@@ -37,6 +37,17 @@ def test_workers_say_what_prompts_took_of_their_first_tokens(gemma3: ServedModel
     assert untold[SHAPES[0]].compute_ms is None, "control: nobody was asked"
 
 
+def test_a_fleet_says_of_which_workers_its_times_are(gemma3: ServedModel) -> None:
+    fleet = running(gemma3.cluster)
+    told = {one.measured for one in fleet.wait_until_idle()}
+    assert len(told) == 1, "workers of one kind"
+    (measured,) = told
+    assert measured.max_model_tokens == fleet.model_tokens() > 0
+    assert measured.block_tokens
+    assert measured.max_sequences
+    assert measured.dtype == "float32"
+
+
 def test_a_fleet_that_serves_others_is_not_calibrated(
     gemma3: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

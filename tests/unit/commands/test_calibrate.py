@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from disagg.commands.calibrate import ERROR_MAX, check_errors
 from disagg.commands.measured_links import link_fit
+from disagg.commands.rounds import rounds
 from disagg.commands.simulate import read_curves
+from disagg.errors import ConfigError
 from disagg.simulation.prompts import TraceRequest
 from disagg.simulation.world import World
 from tests.checkpoints import make_checkpoint
@@ -16,7 +19,8 @@ from tests.unit.simulation.fleets import fleet, with_curves
 
 ROOT = Path(__file__).parents[3]
 SMALL = (
-    *("--repeats", "1", "--set", "worker.engine=native", "--set", "worker.device=cpu"),
+    *("--repeats", "1", "--error-max", "1e9"),  # tests run beside others
+    *("--set", "worker.engine=native", "--set", "worker.device=cpu"),
     *("--set", "worker.num_blocks=256", "--set", "scheduling.max_sequences=4"),
     *("--set", "scheduling.max_step_tokens=64", "--set", "scheduling.max_model_tokens=512"),
 )
@@ -37,10 +41,11 @@ def test_a_tiny_model_is_measured(tmp_path: Path) -> None:
     make_checkpoint(checkpoint, "gemma3")
     run = calibrate("--model", str(checkpoint), "--out", str(out), *SMALL)
     assert run.returncode == 0, run.stderr
-    assert "decode of 1 to 4 sequences" in run.stderr
+    assert "decode of 1 to 4 sequences: 1 of 1" in run.stderr
     assert "READs between two processes" in run.stderr
     measured = json.loads(out.read_text())["measured"]
     assert measured["max_step_tokens"] == 64
+    assert set(measured["errors"]) == {"prefill", "decode", "mixed", "read", "linear"}
     assert [one["bytes"] for one in measured["reads"]] == sorted(
         {one["bytes"] for one in measured["reads"]}
     )
@@ -53,6 +58,37 @@ def test_a_tiny_model_is_measured(tmp_path: Path) -> None:
     plan = with_curves(fleet(), **{name: getattr(curves, name) for name in ("prefill", "decode")})
     (outcome,) = World(plan).run([TraceRequest(0, 200, 4, (0,))])
     assert outcome.finished
+
+
+def test_curves_that_do_not_say_what_was_measured_are_refused() -> None:
+    good = {"prefill": 0.05, "decode": 0.1, "mixed": None, "read": 0.4, "linear": 9.0}
+    check_errors(good, ERROR_MAX)
+    busy = good | {"mixed": 6.8314, "decode": 0.93}
+    with pytest.raises(
+        ConfigError, match="steps that decode by 93%, of steps of both by 683%"
+    ) as said:
+        check_errors(busy, ERROR_MAX)
+    for words in ("load average", "--repeats", "--error-max 6.9"):
+        assert words in said.value.message
+    check_errors(busy, 6.9)
+
+
+def test_a_busy_machine_writes_no_file(tmp_path: Path) -> None:
+    """No machine is as quiet as this bound wants it."""
+    checkpoint, out = tmp_path / "tiny", tmp_path / "curves.json"
+    make_checkpoint(checkpoint, "gemma3")
+    run = calibrate("--model", str(checkpoint), "--out", str(out), *SMALL, "--error-max", "0")
+    assert run.returncode == 2
+    assert "disagg: no curves are written: they are off what was measured" in run.stderr
+    assert not out.exists()
+
+
+def test_what_is_left_of_the_repeats_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((0.0, 10.0, 24.0))
+    monkeypatch.setattr("disagg.commands.rounds.time.perf_counter", lambda: next(clock))
+    said: list[str] = []
+    assert list(rounds("prefill", 3, said.append)) == [0, 1, 2]
+    assert said == ["prefill: 1 of 3", "prefill: 2 of 3, 20 s left", "prefill: 3 of 3, 12 s left"]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """What a running fleet is asked, and in which order."""
 
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from disagg.commands.fleet_requests import Asked, FleetWorker, RunningFleet
+from disagg.commands.fleet_requests import Asked, FleetWorker, Measured, RunningFleet
 from disagg.commands.measured_fleet import (
     PROMPT_TOKENS,
     REST_S,
@@ -15,7 +16,7 @@ from disagg.commands.measured_fleet import (
     Workers,
     ask_fleet,
     ask_shapes,
-    check_model,
+    check_alike,
     check_roles,
     middle,
 )
@@ -92,7 +93,8 @@ def test_the_middle_of_rounds() -> None:
     assert middle([Asked(1, 1)]) == Asked(1, 1)
 
 
-P, D = (FleetWorker(role, "1", role, True, "f") for role in ("prefill", "decode"))
+OURS = Measured("f", "float32", "paged", 1, (16, 16), 4_096, 64)
+P, D = (FleetWorker(role, "1", role, True, OURS) for role in ("prefill", "decode"))
 BOTH = frozenset((P, D))
 
 
@@ -131,8 +133,24 @@ def test_the_fleet_is_the_one_of_the_settings(workers: Workers, said: str) -> No
         check_roles(workers, settings(disaggregated=True))
 
 
-def test_the_fleet_serves_the_model_that_is_measured() -> None:
-    check_model(BOTH, "f")
-    check_model(frozenset(), "other")
-    with pytest.raises(ConfigError, match="--model: decode of the fleet serve another model"):
-        check_model(BOTH - {D} | {D._replace(fingerprint="g")}, "f")
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"fingerprint": "g"}, "--model: decode of the fleet serves another checkpoint"),
+        ({"dtype": "bfloat16"}, "worker.dtype, worker.kv_dtype: bfloat16 at decode"),
+        ({"page_format": "vllm"}, "worker.engine: vllm at decode of the fleet, paged by the sett"),
+        ({"num_ranks": 2}, "worker.tensor_parallel: 2 at decode"),
+        ({"block_tokens": (32, 32)}, "worker.block_tokens: 32, 32 at decode of the fleet, 16, 16"),
+        (
+            {"max_model_tokens": 512},
+            "scheduling.max_model_tokens: 512 at decode of the fleet, 4096",
+        ),
+        ({"max_sequences": 8}, "scheduling.max_sequences: 8 at decode of the fleet, 64"),
+    ],
+)
+def test_the_fleet_is_of_the_worker_that_is_measured(changed: dict[str, Any], said: str) -> None:
+    """Or its curves would be made of two workers' times, and nothing would say so."""
+    check_alike(BOTH, OURS)
+    check_alike(frozenset(), OURS._replace(**changed))
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_alike(BOTH - {D} | {D._replace(measured=OURS._replace(**changed))}, OURS)
