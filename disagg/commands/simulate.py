@@ -35,6 +35,9 @@ WORKERS_MAX = 4096
 ROUTERS_MAX = 64
 RATE_MAX = 1_000_000
 """Requests per second: more come of times that are in another unit."""
+RATE_DOUBTED = 1_000
+"""Of a trace by its own times: published ones have some ten per second, in seconds read as ms some
+ten thousand."""
 BLOCKS_MAX = 1 << 27
 """Of all pools together: each takes some 120 bytes here, and a kernel that has no more memory ends
 the process without a word."""
@@ -185,6 +188,9 @@ def simulate(
     lengths = Lengths(fleet.limits.max_model_tokens, SCALE if scale is None else scale)
     load = _Load(trace, mix, SECONDS if seconds is None else seconds, lengths, seed)
     rates = load.rates(rate)
+    notes = [] if rate else load.notes()
+    for note in notes:  # with --quiet too
+        print(f"disagg: {note}", file=sys.stderr)
     comparison = Comparison(plans, rates, load.at, slos, seed)
     found = simulate_all(comparison, processes, quiet=quiet)
     best = best_ratio(found) if ratios else {}
@@ -196,6 +202,7 @@ def simulate(
             "seed": seed,
             "routers": fleet.router.num_routers,
             "not_simulated": left_out,
+            "notes": notes,
             "runs": [one.as_json() for one in found],
             "best_ratios": [one.as_json() for one in best.values()],
         }
@@ -357,6 +364,23 @@ class _Load:
             else:
                 check_rate(self._requests, one)
         return found
+
+    def notes(self) -> list[str]:
+        """What is doubtful of a trace at its own rate."""
+        if len(self._requests) < 2:
+            return []
+        if self._requests[0].at_ms == self._requests[-1].at_ms:
+            return [
+                f"all {len(self._requests):,} requests of the trace come at once: its rate, and "
+                "goodput per second, mean nothing; a share of it that is kept does"
+            ]
+        own = own_rate(self._requests)
+        if own < RATE_DOUBTED:
+            return []
+        return [
+            f"timestamp: by its own times, read as ms, the trace has {own:,.0f} requests per "
+            f"second in the mean; if they are seconds, give --rate {own / 1000:.4g}"
+        ]
 
     def at(self, rate: float) -> tuple[list[TraceRequest], float]:
         """The requests at a rate, and for how many seconds they come."""

@@ -176,6 +176,44 @@ def test_mistakes_end_with_one_line(
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.parametrize("option", ["--seconds", "--scale"])
+def test_what_is_of_a_mix_is_refused_before_curves_are_read(tmp_path: Path, option: str) -> None:
+    """As they may take long, and to say of them that they are missing would be beside the point."""
+    run = simulate("--curves", str(tmp_path / "none.json"), "--trace", "t.jsonl", option, "1")
+    assert run.returncode == 2
+    assert "--seconds, --scale: of a mix" in run.stderr
+    assert "none.json" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        ([5] * 3, "all 3 requests of the trace come at once"),
+        (
+            [0, 1, 1],
+            "read as ms, the trace has 2,000 requests per second in the mean; if they are "
+            "seconds, give --rate 2",
+        ),
+        ([0, 500, 3_000], ""),
+        ([7], ""),
+    ],
+)
+def test_times_of_a_trace_that_are_doubtful_are_named(
+    measured: str, tmp_path: Path, at: list[int], said: str
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    line = {"input_length": 9, "output_length": 2, "hash_ids": [0]}
+    trace.write_text("".join(f"{json.dumps(line | {'timestamp': one})}\n" for one in at))
+    given = ("--curves", measured, "--trace", str(trace), "--policy", "local", "--quiet", "--json")
+    run = simulate(*given)
+    notes = json.loads(run.stdout)["notes"]
+    assert run.stderr == "".join(f"disagg: {one}\n" for one in notes)
+    assert len(notes) == bool(said)
+    assert said in run.stderr
+    stretched = simulate(*given, "--rate", "2") if len(set(at)) > 1 else None
+    assert stretched is None or stretched.stderr == ""
+
+
 @pytest.mark.parametrize(
     ("rates", "said"),
     [
