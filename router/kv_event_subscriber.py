@@ -18,6 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 from disagg.router.kv_event_endpoints import ENDPOINTS_MAX, KVEventEndpoint
 from disagg.routing.followed.event_order import AskReplay
 from disagg.routing.followed.followed_caches import FollowedCache
+from disagg.routing.followed.vllm_events import Message, read_message
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,9 @@ AGAIN_MAX_S = 10.0
 """Between two connections of which the first did not last longer."""
 LOG_S = 60.0
 MESSAGE_BYTES_MAX = 8 << 20
-"""A step of vLLM that stores 80,000 blocks of 16 tokens; that is a third of a second of work."""
+"""A step of vLLM that stores 80,000 blocks of 16 tokens."""
+AT_ONCE_BYTES = 64 << 10
+"""Of a message that is read in the event loop: a millisecond or two. Others are in a thread."""
 CONTAINERS_MAX = 1 << 18
 """Lists and maps of a message. Empty ones take a byte each there, and sixty here."""
 QUEUED_MAX = 1_000
@@ -47,7 +50,7 @@ Ask: TypeAlias = Callable[[AskReplay | None], None]
 
 
 class Turns:
-    """All servers' part of the event loop's time: a message at a time, and half of it at most."""
+    """All servers' part of the event loop's time: a part at a time, and half of it at most."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -55,7 +58,7 @@ class Turns:
 
     @asynccontextmanager
     async def next(self) -> AsyncIterator[None]:
-        """Take in one message."""
+        """Take in one message, or a part of one."""
         async with self._lock:
             began_s = asyncio.get_running_loop().time()
             yield
@@ -210,10 +213,17 @@ class KVEventSubscriber:
                 await asyncio.wait({self._replay}, timeout=TICK_S)
             frames = await queue.get()
             async with self._turns.next():
-                _, number, payload = self._frames(frames)
+                _, number, message = await self._message(frames)
                 if number is not None:
-                    ask(self._cache.live(self._now_ms(), number, payload))
-                self._log_problem()
+                    ask(self._cache.live(self._now_ms(), number, message))
+            await self._take_in_rest()
+
+    async def _take_in_rest(self) -> None:
+        """What is due besides, in parts, between which everybody's streams go on."""
+        while self._cache.has_due:
+            async with self._turns.next():
+                self._cache.take_in()
+        self._log_problem()
 
     async def _tick(self, ask: Ask) -> None:
         while True:
@@ -223,6 +233,7 @@ class KVEventSubscriber:
             if was_asking and (again is not None or not self._cache.is_asking):
                 self._log_silence()
             ask(again)
+            await self._take_in_rest()
 
     async def _read_replays(self, context: zmq.asyncio.Context, replay: AskReplay | None) -> None:
         """Ask, and hand on what comes; the end may lead to another question."""
@@ -233,27 +244,36 @@ class KVEventSubscriber:
                 while True:
                     _, *frames = await socket.recv_multipart()
                     async with self._turns.next():
-                        is_end, number, payload = self._frames(frames)
+                        is_end, number, message = await self._message(frames)
                         if number is not None:
-                            self._cache.replayed(self._now_ms(), number, payload)
-                        self._log_problem()
+                            self._cache.replayed(self._now_ms(), number, message)
+                    await self._take_in_rest()
                     if is_end:
                         break
             replay = self._cache.replay_ended(self._now_ms())
+            await self._take_in_rest()
 
-    def _frames(self, frames: list[bytes]) -> tuple[bool, int | None, object]:
+    async def _message(self, frames: list[bytes]) -> tuple[bool, int | None, Message]:
         """Whether a replay ends here; number and payload of a message that can be read."""
         try:
             _, number, payload = frames
             if number == END_OF_REPLAY:
-                return True, None, None
+                return True, None, ()
             if len(number) == NUMBER_BYTES:
-                return False, int.from_bytes(number, "big"), _unpacked(payload)
+                if len(payload) > AT_ONCE_BYTES:
+                    message = await asyncio.to_thread(_read, payload)
+                else:
+                    message = _read(payload)
+                return False, int.from_bytes(number, "big"), message
             why = f"a number of {len(number)} bytes"
         except (ValueError, msgpack.UnpackException) as error:
             why = f"{type(error).__name__}: no message of KV events"
         self._cache.unreadable(why)
-        return False, None, None
+        return False, None, ()
+
+
+def _read(payload: bytes) -> Message:
+    return read_message(_unpacked(payload))
 
 
 def _unpacked(payload: bytes) -> object:

@@ -5,7 +5,8 @@ metrics, in all and its longest piece, beside prometheus_client, which writes th
 once; what a worker that has 65,536 blocks in each of two groups, and 500,000 in a tier, tells a
 router that comes late, in all, its longest part, and the same as one message; the loss of that
 worker, in all and its longest part; a message of a followed vLLM server that evicts all the time,
-the last of 86 beside the first 60, as what left long ago is to cost nothing. CPU milliseconds of
+the last of 86 beside the first 60, as what left long ago is to cost nothing; as large a message of
+one as there may be, in all and its longest part. CPU milliseconds of
 the production objects in this process, the least of some rounds, without sending. Target: the
 longest piece 5 times shorter than the whole at once; of the evictions at most 3 times the first.
 ``--quick``: up to 100 workers, no tier.
@@ -14,6 +15,7 @@ longest piece 5 times shorter than the whole at once; of the evictions at most 3
 import argparse
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
@@ -27,10 +29,12 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksStored, KVSnapshot, TierStored
 from disagg.messages.registration import GroupInfo
 from disagg.messages.stats import RESIDENCY_BOUNDS_MS, ResidencyHistogram, WorkerStats
+from disagg.router.kv_event_subscriber import MESSAGE_BYTES_MAX
 from disagg.router.metrics import Metrics
 from disagg.router.worker_metrics import COUNTERS, RESIDENCY
 from disagg.routing.followed.block_names import BlockNames
-from disagg.routing.followed.vllm_events import VllmRemoved, VllmStored
+from disagg.routing.followed.followed_caches import FollowedCaches
+from disagg.routing.followed.vllm_events import VllmRemoved, VllmStored, read_message
 from disagg.routing.index import PrefixIndex
 from disagg.wire.kv_events_codec import kv_batch_from_wire, kv_batch_to_wire
 from disagg.wire.v1 import kv_events_pb2
@@ -152,12 +156,38 @@ def evictions() -> bool:
         tokens = tuple(range(16 * first, 16 * (first + 1_000)))
         stored = VllmStored(0, "full_attention", 0, 16, hashes, None, tokens, "", False)
         began_s = time.process_time()
-        names.take_in([stored, VllmRemoved(0, hashes)])
+        deque(names.take_in([stored, VllmRemoved(0, hashes)]), maxlen=0)
         each.append((time.process_time() - began_s) * MS)
     return figure(
         "a message of 1,000 blocks, stored and evicted, of a followed server", each[-3:], each[:60],
         unit="ms of CPU", target=0.33, peer_name="its first 60 messages", note="medians",
     )  # fmt: skip
+
+
+def followed_message() -> bool:
+    """As large a message as a followed server may send, after a thread has read it."""
+    num = MESSAGE_BYTES_MAX // (16 * 5 + 9)
+    event = {
+        "type": "BlockStored", "block_size": 16, "medium": "GPU", "group_idx": 0,
+        "block_hashes": [(1 << 40) + number for number in range(num)],
+        "token_ids": [70_000] * (16 * num),
+    }  # fmt: skip
+    told = read_message([0.0, [event], 0])
+
+    def take_in() -> Iterator[object]:
+        hasher = BlockHasher(b"key of the workers", 16)
+        cache = FollowedCaches(hasher.extend, 16).follow(
+            "a", partial(tenant_salt, ""), can_replay=False
+        )
+        cache.connected(0)
+        cache.live(0, 0, told)
+        yield cache
+        while cache.has_due:
+            cache.take_in()
+            yield cache
+
+    whole, longest = least(take_in)
+    return report(f"{num:,} blocks that a followed server stores", whole, longest, whole, "at once")
 
 
 def new_index() -> PrefixIndex:
@@ -198,7 +228,7 @@ def main() -> int:
     quick = parser.parse_args().quick
     reached = [page(num) for num in ((10, 100) if quick else (10, 100, 1_000))]
     reached += [snapshot(num) for num in ((0,) if quick else (0, TIER_BLOCKS))]
-    reached.append(evictions())
+    reached += [evictions(), followed_message()]
     return 0 if all(reached) else 1
 
 

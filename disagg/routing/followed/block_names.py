@@ -14,6 +14,7 @@ from disagg.routing.followed.vllm_events import (
     VllmEvent,
     VllmRemoved,
     VllmStored,
+    in_parts,
 )
 from disagg.routing.index import check_group
 from disagg.routing.revisions import HashExtend
@@ -22,6 +23,15 @@ Layout = tuple[GroupInfo, ...]
 OUR_KINDS = {kind.vllm_kind: name for name, kind in KINDS.items()}
 SaltOf = Callable[[str], bytes]
 """Salt of the chains of requests with this cache salt."""
+
+
+PART_BLOCKS = 512
+"""Of an event that are taken in at once: a millisecond or two."""
+
+
+def num_blocks_of(event: VllmEvent) -> int:
+    """That an event names."""
+    return 0 if isinstance(event, VllmCleared) else len(event.hashes)
 
 
 @dataclass(slots=True)
@@ -96,8 +106,12 @@ class BlockNames:
             if (names := tuple(b.name for b in self._held.values() if b.groups >> group & 1))
         ]
 
-    def take_in(self, events: Sequence[VllmEvent]) -> list[KVEvent]:
-        """The same events under our names; changes `layout` where a group is new.
+    def take_in(self, events: Sequence[VllmEvent]) -> Iterator[tuple[int, list[KVEvent]]]:
+        """The same events under our names, in parts; changes `layout` where a group is new.
+
+        Returns:
+            Parts of the work, to be done one after the other: of how many blocks one was, and the
+            events that came of it. Nothing else may be taken in between, but all be cleared.
 
         Raises:
             ProtocolError: a block's size cannot be named.
@@ -106,13 +120,16 @@ class BlockNames:
         grown = {one.group for one in events if isinstance(one, VllmStored) and self._learn(one)}
         if grown:
             self._forget(grown)
+        yield 0, []
         # A group that skips blocks does not say which, but another tells of all of them.
         for event in events:
             if isinstance(event, VllmStored):
-                self._name(event)
-        told = [one for event in events for one in self._told(event)]
+                for part in in_parts(event, PART_BLOCKS):
+                    yield self._name(part), []
+        for event in events:
+            for each in in_parts(event, PART_BLOCKS):
+                yield num_blocks_of(each), list(self._told(each))
         self._new.clear()
-        return told
 
     def _learn(self, event: VllmStored) -> bool:
         """Know the group of an event; whether its blocks are larger than was known.
@@ -145,13 +162,14 @@ class BlockNames:
                 self._more.pop((value, group), None)
                 self._drop(value, group)
 
-    def _name(self, event: VllmStored) -> None:
-        """Name the blocks of an event that tells of every one."""
+    def _name(self, event: VllmStored) -> int:
+        """Name the blocks of an event that tells of every one; how many it looked at."""
         stride = event.block_tokens // self._name_tokens
-        if event.has_other_keys or len(event.hashes) * event.block_tokens < len(event.token_ids):
-            return
+        if event.has_other_keys or event.skips_blocks:
+            return 0
+        num = len(event.hashes)
         if all(map(self._name_of, event.hashes)):
-            return
+            return num
         chain: list[bytes] = []
         tokens: Sequence[int] = event.token_ids
         salt = b""
@@ -160,11 +178,12 @@ class BlockNames:
         elif (parent := self._name_of(event.parent)) is not None:
             chain, tokens = [parent], [0] * self._name_tokens + list(tokens)
         else:
-            return
+            return num
         first = len(chain)
         self._extend(chain, tokens, salt)
         for value, name in zip(event.hashes, chain[first + stride - 1 :: stride], strict=True):
             self._new[value] = name
+        return num
 
     def _told(self, event: VllmEvent) -> Iterator[KVEvent]:
         match event:

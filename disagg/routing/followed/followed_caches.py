@@ -1,16 +1,21 @@
 """Caches of servers that are no workers of this router, known by their KV events alone."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from disagg.errors import ConfigError, ProtocolError
 from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import KVEvent
 from disagg.messages.router import CacheMatch
 from disagg.routing.followed.block_names import BlockNames, Layout, SaltOf
 from disagg.routing.followed.event_order import AskReplay, EventOrder, Lost, Step
-from disagg.routing.followed.vllm_events import GROUPS_MAX, read_batch
+from disagg.routing.followed.vllm_events import GROUPS_MAX, Message
 from disagg.routing.index import PrefixIndex
 from disagg.routing.revisions import HashExtend
+
+TAKEN_IN_BLOCKS = 2_048
+"""Of messages that are due, at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,8 @@ class FollowedCaches:
 class FollowedCache:
     """One server's events in order, and what they say in an index.
 
-    Messages are unpacked payloads. Every method returns the replay to ask for, if one is due.
+    Every method returns the replay to ask for, if one is due. Much that is due at once is taken in
+    in parts, in the same order: the caller calls `take_in` until no more of it waits.
 
     Args:
         member: what the index calls the server.
@@ -124,7 +130,11 @@ class FollowedCache:
         self._names = names
         self._indexes = indexes
         self._name_tokens = name_tokens
-        self._order: EventOrder[object] = EventOrder(can_replay=can_replay)
+        self._order: EventOrder[Message] = EventOrder(can_replay=can_replay)
+        self._due: deque[Message | Lost] = deque()
+        """In its turn, and not taken in yet, or the first one not whole."""
+        self._parts: Iterator[tuple[int, list[KVEvent]]] | None = None
+        """Of the first one."""
         self.layout: Layout = ()
         self.problem = ""
         self._num_batches = self._num_losses = 0
@@ -134,21 +144,28 @@ class FollowedCache:
         """See `EventOrder.is_asking`."""
         return self._order.is_asking
 
+    @property
+    def has_due(self) -> bool:
+        """Something waits for `take_in`."""
+        return bool(self._due)
+
     def connected(self, now_ms: int) -> AskReplay | None:
         """The server publishes to us."""
         return self._do(self._order.connected(now_ms))
 
     def disconnected(self) -> None:
         """It does not any more: nothing is known of it."""
+        self._due.clear()
+        self._parts = None
         self._do(self._order.disconnected())
 
-    def live(self, now_ms: int, number: int, payload: object) -> AskReplay | None:
+    def live(self, now_ms: int, number: int, message: Message) -> AskReplay | None:
         """It published a message."""
-        return self._do(self._order.live(now_ms, number, payload))
+        return self._do(self._order.live(now_ms, number, message))
 
-    def replayed(self, now_ms: int, number: int, payload: object) -> AskReplay | None:
+    def replayed(self, now_ms: int, number: int, message: Message) -> AskReplay | None:
         """It repeated one, as was asked last."""
-        return self._do(self._order.replayed(now_ms, number, payload))
+        return self._do(self._order.replayed(now_ms, number, message))
 
     def replay_ended(self, now_ms: int) -> AskReplay | None:
         """It has repeated all."""
@@ -167,7 +184,7 @@ class FollowedCache:
         """As operators see it."""
         return FollowedView(
             self._member.worker_id,
-            self._order.is_complete,
+            self._order.is_complete and not self._due,
             len(self._names),
             self._num_batches,
             self._num_losses,
@@ -175,25 +192,45 @@ class FollowedCache:
             self.problem,
         )
 
-    def _do(self, steps: Sequence[Step[object]]) -> AskReplay | None:
+    def _do(self, steps: Sequence[Step[Message]]) -> AskReplay | None:
         ask = None
         for step in steps:
             match step:
                 case AskReplay():
                     ask = step
                 case Lost():
-                    self._lose()
-                case (payload,):
-                    self._take_in(payload)
+                    self._due.append(step)
+                case (message,):
+                    self._due.append(message)
+        self.take_in()
         return ask
 
-    def _take_in(self, payload: object) -> None:
-        self._num_batches += 1
-        try:
-            events = self._names.take_in(read_batch(payload))
-        except (ProtocolError, ConfigError) as error:
-            self.unreadable(error.message)
-            return
+    def take_in(self) -> None:
+        """Take in some of what is due: some milliseconds of work."""
+        left = TAKEN_IN_BLOCKS
+        while self._due and left > 0:
+            try:
+                left -= self._take_in_part(self._due[0])
+            except (ProtocolError, ConfigError) as error:
+                self.unreadable(error.message)
+                self._next_due()
+
+    def _take_in_part(self, due: Message | Lost) -> int:
+        """Returns a measure of the work that it was."""
+        if isinstance(due, Lost):
+            self._lose()
+            self._next_due()
+            return 1
+        if self._parts is None:
+            self._num_batches += 1
+            if isinstance(due, ProtocolError):
+                raise due
+            self._parts = self._names.take_in(due)
+        part = next(self._parts, None)
+        if part is None:
+            self._next_due()
+            return 1
+        num_blocks, events = part
         layout = self._names.layout
         if layout != self.layout:
             self._move(layout)
@@ -201,6 +238,11 @@ class FollowedCache:
         if layout:
             index = self._indexes[layout]
             index.apply(self._member, index.next_sequence(self._member), None, events)
+        return 1 + num_blocks
+
+    def _next_due(self) -> None:
+        self._due.popleft()
+        self._parts = None
 
     def _lose(self) -> None:
         self._num_losses += len(self._names) > 0

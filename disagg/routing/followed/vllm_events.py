@@ -4,8 +4,9 @@ The fields were read from vLLM 0.32.0's ``distributed/kv_events.py``. Such event
 ``type``; fields at their default are absent, and fields that are not known here are passed over.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from disagg.errors import ProtocolError
@@ -14,7 +15,6 @@ BlockHash = int | bytes
 """How vLLM names a block, the same in all groups: 64 bits of a digest, or all of it."""
 READABLE = ("GPU", None)
 """Media of blocks that a forward pass can read; others are tiers of that server."""
-TOKEN_ID_END = 1 << 32
 GROUPS_MAX = 64
 HASH_BYTES_MAX = 64
 FULL_ATTENTION = "full_attention"
@@ -46,6 +46,11 @@ class VllmStored:
     cache_salt: str = field(repr=False)
     has_other_keys: bool
 
+    @property
+    def skips_blocks(self) -> bool:
+        """Some of its tokens' blocks were not cached, and it is not said which."""
+        return len(self.hashes) * self.block_tokens < len(self.token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class VllmRemoved:
@@ -61,6 +66,32 @@ class VllmCleared:
 
 
 VllmEvent = VllmStored | VllmRemoved | VllmCleared
+Message = tuple[VllmEvent, ...] | ProtocolError
+"""What one says, or why it says nothing."""
+
+
+def read_message(payload: object) -> Message:
+    """An unpacked message; runs in any thread, as a large one takes a while."""
+    try:
+        return read_batch(payload)
+    except ProtocolError as error:
+        return error
+
+
+def in_parts(event: VllmEvent, blocks_max: int) -> Iterator[VllmEvent]:
+    """The same as events of at most so many blocks, which say it one after the other."""
+    if isinstance(event, VllmCleared) or len(event.hashes) <= blocks_max:
+        yield event
+        return
+    for first in range(0, len(event.hashes), blocks_max):
+        hashes = event.hashes[first : first + blocks_max]
+        if isinstance(event, VllmRemoved) or event.skips_blocks:
+            yield replace(event, hashes=hashes)
+            continue
+        size = event.block_tokens
+        token_ids = event.token_ids[first * size : (first + len(hashes)) * size]
+        parent = event.hashes[first - 1] if first else event.parent
+        yield replace(event, hashes=hashes, token_ids=token_ids, parent=parent)
 
 
 def read_batch(payload: object) -> tuple[VllmEvent, ...]:
@@ -92,7 +123,7 @@ def _is_readable(wire: Mapping[str, object]) -> bool:
 def _stored(wire: Mapping[str, object]) -> VllmStored:
     block_tokens = _number(wire, "block_size")
     token_ids = wire.get("token_ids")
-    if not isinstance(token_ids, list) or not all(map(_is_token_id, token_ids)):
+    if not isinstance(token_ids, list) or not _are_token_ids(token_ids):
         raise ProtocolError("token_ids: no list of token ids")
     hashes = _hashes(wire)
     if block_tokens < 1 or len(token_ids) % block_tokens:
@@ -168,5 +199,10 @@ def _is_hash(value: object) -> bool:
     return isinstance(value, int) or (isinstance(value, bytes) and len(value) <= HASH_BYTES_MAX)
 
 
-def _is_token_id(value: object) -> bool:
-    return isinstance(value, int) and 0 <= value < TOKEN_ID_END
+def _are_token_ids(values: list[object]) -> bool:
+    """Not one by one: a message has a million of them."""
+    try:
+        array("I", cast("list[int]", values))
+    except (TypeError, OverflowError):
+        return False
+    return True

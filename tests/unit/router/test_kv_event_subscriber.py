@@ -75,7 +75,7 @@ async def test_while_a_replay_is_under_way_nothing_piles_up_behind_it() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
     assert queue.qsize() == 10
-    cache.replayed(0, 0, [0, [], 0])
+    cache.replayed(0, 0, ())
     cache.replay_ended(0)
     replay.set()
     for _ in range(100):
@@ -99,3 +99,27 @@ async def test_a_connection_is_read_while_nothing_can_be_taken_in(replays: bool)
     receiving.cancel()
     assert queue.qsize() == QUEUED_MAX
     assert (socket.num_read > 2 * QUEUED_MAX) == replays
+
+
+async def test_other_tasks_go_on_beside_a_message_of_eight_megabytes() -> None:
+    """At once it held all streams of a router up for half a second and more."""
+    num = 60_000
+    event = {
+        "type": "BlockStored",
+        "block_hashes": list(range(num)),
+        "token_ids": [100_000] * (num * HASHER.block_tokens),
+        "block_size": HASHER.block_tokens,
+    }
+    small = msgpack.packb([0, [{"type": "BlockRemoved", "block_hashes": [num - 1]}], 0])
+    caches, _, subscriber = follower(LIVE)
+    queue: asyncio.Queue[list[bytes]] = asyncio.Queue()
+    for number, payload in enumerate((msgpack.packb([0, [event], 0]), small)):
+        queue.put_nowait([b"", number.to_bytes(8, "big"), payload])
+    reading = asyncio.create_task(subscriber._read(queue, lambda ask: None))
+    seen = set()
+    while caches.views()[0].num_batches < 2:
+        seen.add(caches.views()[0].num_blocks)
+        await asyncio.sleep(0)
+    reading.cancel()
+    assert len(seen) > 20, "turns of the event loop in which a part was there"
+    assert caches.views()[0].num_blocks == num - 1, "in order"

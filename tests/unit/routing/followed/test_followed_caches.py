@@ -21,7 +21,12 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.registration import GroupInfo
 from disagg.messages.router import CacheMatch
 from disagg.routing.followed.event_order import AskReplay
-from disagg.routing.followed.followed_caches import FollowedCache, FollowedCaches
+from disagg.routing.followed.followed_caches import (
+    TAKEN_IN_BLOCKS,
+    FollowedCache,
+    FollowedCaches,
+)
+from disagg.routing.followed.vllm_events import read_message
 from disagg.routing.index import PrefixIndex
 
 BLOCK = 4
@@ -66,7 +71,7 @@ def stored(
         "medium": "GPU",
         **more,
     }
-    return cache.live(0, number, [0.0, [event], 0])
+    return cache.live(0, number, read_message([0.0, [event], 0]))
 
 
 def usable(caches: FollowedCaches, tokens: list[int], cache_salt: str = "") -> int:
@@ -160,7 +165,7 @@ def test_events_say_what_a_workers_own_say(layout: str, int_hashes: bool, seed: 
     for _ in range(60):
         served.serve()
         while told < len(served.batches):
-            cache.live(0, told, served.batches[told])
+            cache.live(0, told, read_message(served.batches[told]))
             told += 1
         if len(cache.layout) == len(LAYOUTS[layout]):  # a group without blocks is not known yet
             compared += len(served.prompts)
@@ -181,7 +186,7 @@ def test_a_lost_batch_would_show() -> None:
         caches, cache = followed()
         rest = [one for number, one in enumerate(served.batches) if number != missing]
         for number, batch in enumerate(rest):
-            cache.live(0, number, batch)
+            cache.live(0, number, read_message(batch))
         without += served.differences(caches) > 0
     assert without > 3
 
@@ -194,7 +199,7 @@ def test_a_noticed_gap_forgets_and_nothing_wrong_is_said() -> None:
     caches, cache = followed()
     for number, batch in enumerate(served.batches):
         if number != len(served.batches) // 2:
-            cache.live(0, number, batch)
+            cache.live(0, number, read_message(batch))
     assert cache.view().num_losses == 1
     for prompt in served.prompts:
         hashes: list[bytes] = []
@@ -214,11 +219,11 @@ def test_groups_that_skip_blocks_are_named_by_the_others() -> None:
         {"block_hashes": [1, 2, 3, 4, 5, 6], "group_idx": 1},
     ]
     same = {"type": "BlockStored", "token_ids": tokens, "block_size": BLOCK, "medium": "GPU"}
-    cache.live(0, 0, [0.0, [same | event for event in events], 0])
+    cache.live(0, 0, read_message([0.0, [same | event for event in events], 0]))
     for num_tokens, expected in ((24, 16), (20, 16), (16, 12), (12, 0), (25, 24)):
         assert usable(caches, [*tokens, 99][:num_tokens]) == expected
     removed = {"type": "BlockRemoved", "block_hashes": [4], "medium": "GPU", "group_idx": 0}
-    cache.live(0, 1, [0.0, [removed], 0])
+    cache.live(0, 1, read_message([0.0, [removed], 0]))
     assert usable(caches, [*tokens, 99]) == 24
     assert usable(caches, tokens) == 12
 
@@ -271,7 +276,7 @@ def test_a_server_that_goes_is_forgotten() -> None:
     stored(0, [2], [5, 6, 7, 8], cache=cache)
     assert usable(caches, [1, 2, 3, 4, 5]) == 0
     assert usable(caches, [5, 6, 7, 8, 9]) == 4
-    cache.live(0, 1, [0.0, [{"type": "AllBlocksCleared"}], 0])
+    cache.live(0, 1, read_message([0.0, [{"type": "AllBlocksCleared"}], 0]))
     assert usable(caches, [5, 6, 7, 8, 9]) == 0
 
 
@@ -292,7 +297,7 @@ def test_a_block_is_there_until_its_last_copy_goes() -> None:
         stored(number, [1], [1, 2, 3, 4], cache=cache)
     removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}
     for number, expected in ((3, 4), (4, 4), (5, 0), (6, 0)):
-        cache.live(0, number, [0.0, [removed], 0])
+        cache.live(0, number, read_message([0.0, [removed], 0]))
         assert usable(caches, [1, 2, 3, 4, 5]) == expected
     stored(7, [1], [1, 2, 3, 4], cache=cache)
     assert usable(caches, [1, 2, 3, 4, 5]) == 4
@@ -345,7 +350,7 @@ def test_what_is_not_understood_is_told_and_nothing_is_kept(payload: Any, why: s
     if isinstance(payload, dict):
         good = {"block_hashes": [2], "token_ids": [5, 6, 7, 8], "block_size": 4}
         payload = [0.0, [{"type": "BlockStored", "group_idx": 1, **good, **payload}], 0]
-    cache.live(0, 1, payload)
+    cache.live(0, 1, read_message(payload))
     view = cache.view()
     assert why in view.problem
     assert (view.num_blocks, caches.match(5, [])) == (0, [])
@@ -370,7 +375,49 @@ def test_larger_blocks_of_many_groups_cost_one_look_at_what_is_held() -> None:
         {"type": "BlockStored", "block_hashes": [], "token_ids": [], "block_size": size * BLOCK}
         for size in range(1, 50)
     ]
-    cache.live(1, 1, [0, events])
+    cache.live(1, 1, read_message([0, events]))
     assert cache.layout[0].block_tokens == 49 * BLOCK
     assert looks == 1
     assert len(names) == 2
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_large_message_is_taken_in_by_parts_and_means_the_same(skips: bool) -> None:
+    """At once it would hold all streams of a router up for as long as it takes."""
+    num = 5 * TAKEN_IN_BLOCKS + 7
+    tokens = [number % 997 for number in range(num * BLOCK)]
+    hashes = list(range(num))
+    stores = {"type": "BlockStored", "token_ids": tokens, "block_size": BLOCK, "medium": "GPU"}
+    removes = {"type": "BlockRemoved", "medium": "GPU", "group_idx": 0}
+    events: list[object] = [stores | {"block_hashes": hashes, "group_idx": 0}]
+    if skips:
+        window = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": BLOCK}
+        events.append(stores | window | {"block_hashes": hashes[1:], "group_idx": 1})
+    events.append(removes | {"block_hashes": hashes[num - 3 :]})
+    caches, cache = followed()
+    cache.live(0, 0, read_message([0.0, events, 0]))
+    cache.live(0, 1, read_message([0.0, [removes | {"block_hashes": [hashes[num - 4]]}], 0]))
+    held = []
+    while cache.has_due:
+        assert not cache.view().is_complete
+        held.append(cache.view().num_blocks)
+        cache.take_in()
+    assert len(set(held)) > 3, "parts"
+    assert cache.view().is_complete
+    assert cache.view().num_batches == 2
+    assert usable(caches, [*tokens, 1]) == (num - 4) * BLOCK
+    assert cache.view().num_unnamed == 0
+
+
+def test_what_a_server_that_went_had_said_is_not_taken_in_any_more() -> None:
+    num = 3 * TAKEN_IN_BLOCKS
+    tokens = [number % 997 for number in range(num * BLOCK)]
+    caches, cache = followed()
+    stored(0, list(range(num)), tokens, cache=cache)
+    assert cache.has_due
+    cache.disconnected()
+    assert not cache.has_due
+    cache.connected(0)
+    assert usable(caches, [*tokens, 1]) == 0
+    stored(0, [1], tokens[:BLOCK], cache=cache)
+    assert usable(caches, [*tokens, 1]) == BLOCK
