@@ -24,6 +24,7 @@ from disagg.telemetry.open_files import tight_limits
 log = logging.getLogger(__name__)
 
 NAMESPACE = "disagg"
+_TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 _RETRY_S = 1.0
 _ASK_S = 5.0
 _TOO_SLOW = "timed out during startup"
@@ -68,9 +69,10 @@ def start_ray(settings: Settings, folder: Path) -> None:
 
     Raises:
         ConfigError: Ray could not be started, or was imported without token authentication; the
-            working directory is gone.
+            working directory is gone; it is to use TLS without certificates.
     """
     _refuse_removed_directory()
+    _refuse_missing_certificates()
     if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
         raise ConfigError("Ray is imported already; a local cluster has to be started before")
     _set_environment()
@@ -121,9 +123,10 @@ def join_ray(address: str, timeout_s: float) -> None:
     Raises:
         ExpiredError: no cluster answered in time.
         ClusterTokenError: one asks for another token.
-        ConfigError: the working directory is gone.
+        ConfigError: the working directory is gone; Ray is to use TLS without certificates.
     """
     _refuse_removed_directory()
+    _refuse_missing_certificates()
     _set_environment()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     import ray
@@ -244,6 +247,18 @@ def _refuse_removed_directory() -> None:
         os.getcwd()
     except FileNotFoundError as error:
         raise ConfigError("the working directory was removed: start in one that exists") from error
+
+
+def _refuse_missing_certificates() -> None:
+    """Raise ConfigError where Ray is to use TLS without them: its processes end, and it waits."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return
+    if missing := [name for name in _TLS_FILES if not Path(os.environ.get(name, "")).is_file()]:
+        raise ConfigError(
+            f"RAY_USE_TLS={os.environ['RAY_USE_TLS']} needs files that are not there or not named: "
+            f"set {', '.join(missing)}, or unset RAY_USE_TLS",
+            param="RAY_USE_TLS",
+        )
 
 
 def _set_environment() -> None:

@@ -73,3 +73,39 @@ def test_a_working_directory_that_is_gone_is_said(
         start_ray(Settings(), tmp_path)
     with pytest.raises(ConfigError, match="working directory was removed"):
         join_ray("", 1.0)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_tls_without_certificates_is_refused_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joins: bool
+) -> None:
+    """Ray's own processes end of it, and its library waits for them for half a minute."""
+
+    def init(**_: object) -> None:
+        raise ConfigError("begun")
+
+    def begin() -> None:
+        if joins:
+            join_ray("127.0.0.1:1", 0.0)
+        else:
+            start_ray(Settings(), tmp_path)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray_cluster, "_check_token", lambda address: None)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    (tmp_path / "there").touch()
+    monkeypatch.setenv("RAY_TLS_SERVER_CERT", str(tmp_path / "there"))
+    monkeypatch.setenv("RAY_TLS_SERVER_KEY", str(tmp_path / "none"))
+    monkeypatch.delenv("RAY_TLS_CA_CERT", raising=False)
+    with pytest.raises(ConfigError, match="set RAY_TLS_SERVER_KEY, RAY_TLS_CA_CERT, or unset"):
+        begin()
+    for name in ("RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"):
+        monkeypatch.setenv(name, str(tmp_path / "there"))
+    with pytest.raises(ConfigError, match="begun"):
+        begin()
+    monkeypatch.setenv("RAY_USE_TLS", "0")
+    monkeypatch.delenv("RAY_TLS_CA_CERT")
+    with pytest.raises(ConfigError, match="begun"):
+        begin()
