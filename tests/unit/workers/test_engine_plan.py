@@ -17,6 +17,7 @@ from disagg.workers.engines.native.plan import NativePlan, plan_native
 from disagg.workers.machine import Memory, device_memory, num_cores
 from disagg.workers.options import WorkerOptions
 from tests.checkpoints import make_checkpoint
+from tests.machine_files import machine_files
 
 GIB = 1 << 30
 OPTIONS = WorkerOptions("w", "both", "", "tiny", (), workers_per_host=2)
@@ -196,21 +197,13 @@ def test_weights_that_leave_nothing_are_told(host: Host, checkpoint: Checkpoint)
         plan_native(OPTIONS, replace(checkpoint, num_weights=1 << 18))
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
 MEMINFO = {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 5 kB\nMemAvailable: 900 kB\nHugePages: 0\n"}
 STAT = "anon 5\nactive_file 1024\ninactive_file 2048\n"
 NO_LIMIT = "9223372036854771712\n"
 
 
 def test_memory_of_a_host(tmp_path: Path) -> None:
-    assert device_memory("cpu", write(tmp_path, MEMINFO)) == Memory(1000 << 10, 900 << 10)
+    assert device_memory("cpu", machine_files(tmp_path, MEMINFO)) == Memory(1000 << 10, 900 << 10)
 
 
 def test_memory_of_a_container(tmp_path: Path) -> None:
@@ -224,7 +217,7 @@ def test_memory_of_a_container(tmp_path: Path) -> None:
         f"{top}/pod/memory.current": f"{100 << 10}\n",
         f"{top}/pod/memory.stat": STAT,
     }
-    memory = device_memory("cpu", write(tmp_path, MEMINFO | files))
+    memory = device_memory("cpu", machine_files(tmp_path, MEMINFO | files))
     assert memory == Memory(500 << 10, (500 - 100 + 3) << 10)
 
 
@@ -238,7 +231,7 @@ def test_memory_of_a_container_of_version_1(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory/memory.limit_in_bytes": NO_LIMIT,
         "sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
     }
-    memory = device_memory("cpu", write(tmp_path, MEMINFO | files))
+    memory = device_memory("cpu", machine_files(tmp_path, MEMINFO | files))
     assert memory == Memory(500 << 10, (500 - 100 + 3) << 10)
 
 
@@ -271,7 +264,7 @@ def test_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)))
-    assert num_cores(write(tmp_path, files)) == cores
+    assert num_cores(machine_files(tmp_path, files)) == cores
 
 
 def test_a_gpu_that_is_missing_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
