@@ -123,12 +123,12 @@ class BlockNames:
         yield 0, []
         # A group that skips blocks does not say which, but another tells of all of them.
         for event in events:
-            if isinstance(event, VllmStored):
-                for part in in_parts(event, PART_BLOCKS):
+            for part in in_parts(event, PART_BLOCKS):
+                if isinstance(part, VllmStored):
                     yield self._name(part), []
         for event in events:
-            for each in in_parts(event, PART_BLOCKS):
-                yield num_blocks_of(each), list(self._told(each))
+            for part in in_parts(event, PART_BLOCKS):
+                yield num_blocks_of(part), list(self._told(part))
         self._new.clear()
 
     def _learn(self, event: VllmStored) -> bool:
