@@ -1,6 +1,6 @@
 """Numbered messages in order: what is missing is asked for, what cannot be had is given up."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -16,6 +16,10 @@ FRUITLESS_MAX = 2
 """Replays in a row without what is missing. The first may have been answered before it was sent."""
 PROBE_MS = 10_000
 """So long after the last message it is asked whether there are more."""
+
+
+REPLAYED_MAX = 20_000
+"""Of which hashes are kept: twice what vLLM keeps of messages."""
 
 
 class Lost(Enum):
@@ -43,7 +47,8 @@ class EventOrder(Generic[T]):
 
     Each method returns what is to be done now, in order. A message counts once. Where one is
     missing a replay is asked for, again and again as long as that gets further; what two of them
-    did not bring is lost, and with it what was told before.
+    did not bring is lost, and with it what was told before. Where a replay brought another message
+    under a number than the publisher sends, it was of another one: what it told is lost.
 
     Args:
         can_replay: the publisher answers requests for a replay.
@@ -59,6 +64,10 @@ class EventOrder(Generic[T]):
         self._asked_from: int | None = None
         """Where the replay that is under way began."""
         self._num_fruitless = 0
+        self._replayed: OrderedDict[int, int] = OrderedDict()
+        """Hashes of what the last replays brought, until a message came behind them."""
+        self.is_foreign = False
+        """Of another publisher are the replays, so none is asked for in this life."""
         self._is_connected = False
         self._heard_ms = 0
 
@@ -71,6 +80,10 @@ class EventOrder(Generic[T]):
     def is_asking(self) -> bool:
         """A replay is under way: what comes unasked waits for its end."""
         return self._asked_from is not None
+
+    @property
+    def _may_ask(self) -> bool:
+        return self._can_replay and not self.is_foreign
 
     def connected(self, now_ms: int) -> list[Step[T]]:
         """The publisher is there: perhaps another life of it, so everything is asked for anew."""
@@ -114,6 +127,9 @@ class EventOrder(Generic[T]):
             self._next = number
         if number == self._next:  # one after a hole is asked for again
             self._next = number + 1
+            self._replayed[number] = _hash_of(message)
+            if len(self._replayed) > REPLAYED_MAX:
+                self._replayed.popitem(last=False)
             steps.append((message,))
         return steps
 
@@ -127,7 +143,7 @@ class EventOrder(Generic[T]):
         self._heard_ms = now_ms
         steps = list(self._take_waiting(now_ms))
         if self._asked_from is None and self._next <= self._newest:  # more came than could wait
-            if self._num_fruitless < FRUITLESS_MAX:
+            if self._may_ask and self._num_fruitless < FRUITLESS_MAX:
                 steps.append(self._ask(now_ms, self._next))
             else:
                 steps.append(LOST)
@@ -139,13 +155,15 @@ class EventOrder(Generic[T]):
         silent_ms = now_ms - self._heard_ms
         if self._asked_from is not None:
             return self.replay_ended(now_ms) if silent_ms >= REPLAY_SILENT_MS else []
-        if self._is_connected and self._can_replay and silent_ms >= PROBE_MS:
+        if self._is_connected and self._may_ask and silent_ms >= PROBE_MS:
             return [self._ask(now_ms, self._next or 0)]
         return []
 
     def _start_anew(self, now_ms: int) -> list[Step[T]]:
         self._newest = -1
         self._waiting.clear()
+        self._replayed.clear()
+        self.is_foreign = False
         self._asked_from = None
         self._num_fruitless = 0
         self._heard_ms = now_ms
@@ -164,13 +182,24 @@ class EventOrder(Generic[T]):
             if self._next is None:
                 self._next = number
             if number > self._next:
-                if self._can_replay and self._num_fruitless < FRUITLESS_MAX:
+                if self._may_ask and self._num_fruitless < FRUITLESS_MAX:
                     yield self._ask(now_ms, self._next)
                     return
                 yield LOST
                 self._next = number
             self._waiting.popleft()
+            known = self._replayed.get(number)
+            if number < self._next and known is not None and known != _hash_of(message):
+                self.is_foreign = True
+                yield LOST
+                self._next = number
             if number == self._next:
                 self._next = number + 1
+                self._replayed.clear()  # what comes now has higher numbers
                 yield (message,)
             self._num_fruitless = 0
+
+
+def _hash_of(message: object) -> int:
+    """Equal for equal ones; of an error by what it says."""
+    return hash(message if isinstance(message, tuple) else str(message))

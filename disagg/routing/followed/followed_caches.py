@@ -202,6 +202,8 @@ class FollowedCache:
                     self._due.append(step)
                 case (message,):
                     self._due.append(message)
+        if self._order.is_foreign:
+            self.problem = "the address of replay is of another server; it is not asked any more"
         self.take_in()
         return ask
 

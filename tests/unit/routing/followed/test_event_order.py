@@ -231,3 +231,39 @@ def test_nothing_counts_before_the_connection() -> None:
     reader.do(reader.order.replayed(0, 0, (0, 0)))
     assert reader.taken == []
     assert not reader.order.is_complete
+
+
+@pytest.mark.parametrize("num_live", [3, 40])
+def test_a_replay_of_another_publisher_is_found_out_by_what_it_says(num_live: int) -> None:
+    """Its messages were taken for the publisher's, and those of the publisher for seen already."""
+    other = Publisher(100)
+    other.life = 7
+    for _ in range(30):
+        other.publish()
+    mine = Publisher(0)
+    reader = Reader(other, can_replay=True)
+    reader.do(reader.order.connected(0))
+    while reader.coming:
+        reader.read_replay()
+    assert {life for life, _ in reader.taken} == {7}, "nothing contradicts it yet"
+    for number in range(num_live):
+        reader.do(reader.order.live(0, *mine.publish()))
+        assert [one for one in reader.taken if one[0] == 7] == []
+        assert len(reader.taken) == number + 1
+    assert reader.order.is_foreign
+    assert reader.order.tick(2 * PROBE_MS) == [], "it is not asked any more"
+    reader.do(reader.order.connected(3 * PROBE_MS))
+    assert not reader.order.is_foreign, "another connection may be right"
+
+
+def test_the_publishers_own_replay_and_its_late_messages_are_no_contradiction() -> None:
+    publisher = Publisher(100)
+    reader = Reader(publisher, can_replay=True)
+    late = [publisher.publish() for _ in range(5)]
+    reader.do(reader.order.connected(0))
+    while reader.coming:
+        reader.read_replay()
+    for one in (*late, publisher.publish()):
+        reader.do(reader.order.live(0, *one))
+    assert not reader.order.is_foreign
+    assert [number for _, number in reader.taken] == list(range(6))
