@@ -91,8 +91,8 @@ class Server:
 async def start(tmp_path):
     async with contextlib.AsyncExitStack() as stack:
 
-        def started() -> Server:
-            server = Server(tmp_path)
+        def started(folder: Any = tmp_path) -> Server:
+            server = Server(folder)
             stack.push_async_callback(server.close)
             return server
 
@@ -127,8 +127,10 @@ class Follower:
 async def follow(open_house, tmp_path):
     async with contextlib.AsyncExitStack() as stack:
 
-        async def followed(*, replay: bool = True, **options: Any) -> Follower:
-            text = f"a=ipc://{tmp_path}/events" + f"?replay=ipc://{tmp_path}/replay" * replay
+        async def followed(
+            *, replay: bool = True, replays_of: Any = tmp_path, **options: Any
+        ) -> Follower:
+            text = f"a=ipc://{tmp_path}/events" + f"?replay=ipc://{replays_of}/replay" * replay
             house = await open_house(
                 kv_event_endpoints=(text,), kv_event_block_tokens=BLOCK, **options
             )
@@ -160,6 +162,18 @@ async def test_what_was_said_before_comes_by_replay(start, follow) -> None:
     server.say(blocks(0, 2))
     follower = await follow()
     await follower.until_held(2 * BLOCK)
+
+
+async def test_a_replay_of_another_server_is_found_out(start, follow, tmp_path) -> None:
+    (folder := tmp_path / "b").mkdir()
+    start(folder).say(blocks(0, 3))
+    server, follower = start(), await follow(replays_of=folder)
+    await follower.until_held(3 * BLOCK)  # nothing contradicts it yet
+    server.say(blocks(0, 1))
+    await follower.until_held(BLOCK)
+    server.say(blocks(1, 2))
+    await follower.until_held(2 * BLOCK)
+    assert "of another server" in follower.view().problem
 
 
 async def test_without_replay_only_what_is_said_from_now_on(start, follow) -> None:
