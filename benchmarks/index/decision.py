@@ -23,6 +23,7 @@ from disagg.routing.actions import NewRequest, ToWorker
 from disagg.routing.core import RouterCore
 from disagg.routing.options import RoutingOptions
 from disagg.scheduling.step_meter import StepMeter
+from disagg.telemetry.garbage_collector import spare_garbage_collector
 
 IDLE = WorkerStats(0, 0, 0, 1 << 20, 1 << 20, 0, 0, 0, 0, ready=True)
 FEW = 3
@@ -147,6 +148,7 @@ def main() -> None:
                     stored += [TierStored(0, number, values) for number in range(len(groups))]
             assert core.kv_events(worker, "1", core.kv_sequence(worker), None, stored)
     token_ids = tuple(range(num_blocks * block_tokens + 100))
+    spare_garbage_collector()  # as the router does once it has started
     spent: list[float] = []
     for sample in range(order["samples"] + 1):
         hashes = tuple(value(Block(0, i)) for i in range(num_blocks))

@@ -62,7 +62,7 @@ class RoutedRequest:
         self.slo = request.slo
         self.sampling = sampling
         self.revision = request.revision
-        self.hashes = list(request.hashes)
+        self.hashes = request.hashes
         self.stream = TokenStream(
             request.request_id,
             request.token_ids,
@@ -100,15 +100,18 @@ class RoutedRequest:
     def assign(self, revision: Revision) -> None:
         """Begin at a revision, or anew at another one, before any token was accepted."""
         self.revision = revision
-        self.hashes = revision.hashes(self.stream.tokens, self.cache_salt)
+        self.hashes = tuple(revision.hashes(self.stream.tokens, self.cache_salt))
         self.stream.scores.forget()
         self.exclusions = Exclusions()
         self.outgrown_tokens = 0
 
     def extend_hashes(self) -> None:
         """Name the blocks that the accepted tokens have filled."""
-        if self.revision is not None:
-            self.revision.hash_extend(self.hashes, self.stream.tokens, self.cache_salt)
+        if self.revision is None:
+            return
+        hashes = list(self.hashes)
+        self.revision.hash_extend(hashes, self.stream.tokens, self.cache_salt)
+        self.hashes = tuple(hashes)
 
     def start(self, now_ms: int, generation: int, plan: Plan) -> list[RouterAction]:
         """Begin a generation after the accepted tokens; returns its submits."""
@@ -134,7 +137,7 @@ class RoutedRequest:
             Submit,
             key=current.key,
             token_ids=tuple(self.stream.tokens),  # of a first plan no copy
-            hashes=tuple(self.hashes),
+            hashes=self.hashes,
             cache_salt=self.cache_salt,
             sampling=self._sampling_left(current.base),
         )
@@ -248,7 +251,7 @@ class RoutedRequest:
         self.finished_ms = now_ms
         self.outcome = outcome
         self.error = error
-        self.hashes.clear()
+        self.hashes = ()
         self.stream.restart()
         self.stream.scores.take()
         self.stream.tokens = ()

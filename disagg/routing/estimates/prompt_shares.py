@@ -39,9 +39,11 @@ class _Computed:
         return prompts_ms * log(2) / SHARE_HALF_LIFE_MS
 
     def _fade(self, now_ms: int) -> None:
-        kept = 0.5 ** (max(0, now_ms - self.until_ms) / SHARE_HALF_LIFE_MS)
+        if now_ms <= self.until_ms:  # several of a worker's plans ask at one moment
+            return
+        kept = 0.5 ** ((now_ms - self.until_ms) / SHARE_HALF_LIFE_MS)
         self.tokens, self.context = kept * self.tokens, kept * self.context
-        self.until_ms = max(self.until_ms, now_ms)
+        self.until_ms = now_ms
 
 
 @dataclass(slots=True)

@@ -130,8 +130,7 @@ class Appraiser:
     def _others_free_ms(self, prefill: Candidate) -> float:
         if not self._queues:
             return 0.0
-        others = (ms for who, ms in self._queues if who != prefill.incarnation)
-        return min(others, default=inf)
+        return min([ms for who, ms in self._queues if who != prefill.incarnation], default=inf)
 
     def _num_blocks(self, where: Candidate, num_held: int) -> int:
         """Of the prompt, beside those of the tokens that it holds."""

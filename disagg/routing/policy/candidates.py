@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import groupby, islice
+from itertools import islice
 from typing import TYPE_CHECKING, overload
 
 from disagg.messages.identity import Incarnation
@@ -214,11 +214,11 @@ class Candidates(Sequence[Candidate]):
 
     def least_loaded(self, bits: int) -> Candidate:
         """Of these workers the first by `Candidate.decode_load`, then by `Worker.order`."""
-        loads = groupby(self._roster.decode_loads.within(bits), key=lambda one: one[0][0])
-        _, equal = next(loads)
-        found = 0
-        for _, mask in equal:
-            found |= mask
+        found, load = 0, None
+        for (num_requests, _), mask in self._roster.decode_loads.within(bits):
+            if load is not None and num_requests != load:
+                break
+            found, load = found | mask, num_requests
         return self.of_bit(self._roster.first(found))
 
     def first_to_decode(self, bits: int) -> Candidate:

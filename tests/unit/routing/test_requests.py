@@ -58,6 +58,15 @@ def test_hand_over_tells_the_decode_worker_first_and_names_the_peers() -> None:
     assert decode.token_ids == prefill.token_ids == request().token_ids
 
 
+def test_a_first_plan_copies_neither_tokens_nor_hashes() -> None:
+    """Of a prompt of 131,072 tokens the copies would take as long as the plan."""
+    router = Router(P, D)
+    new = replace(request(), revision=router.core.assign("r"))
+    router.generate(new)
+    assert all(sent.token_ids is new.token_ids for _, sent in router.submits)
+    assert all(sent.hashes is new.hashes for _, sent in router.submits)
+
+
 def test_token_zero_from_both_sides_is_delivered_once() -> None:
     router, submit = started(P, D)
     assert router.tokens(P, submit, 10, 1)
