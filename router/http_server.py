@@ -92,7 +92,13 @@ class HttpServer(uvicorn.Server):
 
 
 def bind(
-    setting: str, host: str, port: int, send_buffer_bytes: int, *, is_shared: bool = False
+    setting: str,
+    host: str,
+    port: int,
+    send_buffer_bytes: int,
+    send_timeout_ms: int,
+    *,
+    is_shared: bool = False,
 ) -> socket.socket:
     """A socket for `HttpServer`, not listening yet.
 
@@ -101,6 +107,7 @@ def bind(
         host: address to bind to.
         port: 0 for any free one.
         send_buffer_bytes: that the kernel keeps of what a client does not take.
+        send_timeout_ms: after which a connection ends whose client says of nothing that it came.
         is_shared: other sockets of this user may listen on the port too; the kernel spreads
             connections over those that do.
 
@@ -117,6 +124,8 @@ def bind(
     # Connections take these over. Else the kernel would keep megabytes for who reads nothing, and
     # ask after two hours whether one is there to which nothing is sent.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, send_buffer_bytes)
+    # Of who has vanished: until the buffer is full nothing else would say so, and tokens are small.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, send_timeout_ms)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEP_ALIVE:
         bound.setsockopt(socket.IPPROTO_TCP, option, value)

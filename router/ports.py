@@ -65,15 +65,15 @@ def bind_ports(
         ConfigError: a port is taken or the host is not ours.
     """
     with contextlib.ExitStack() as bound:
-        size = options.send_buffer_bytes
+        bounds = options.send_buffer_bytes, options.send_timeout_ms
         if inherited is not None:
             http_socket, admin_socket = map(bound.enter_context, inherited.sockets())
         else:
             http_socket = bound.enter_context(
-                bind("http_port", options.host, options.http_port, size)
+                bind("http_port", options.host, options.http_port, *bounds)
             )
             admin_socket = bound.enter_context(
-                bind("admin_port", options.admin_host, options.admin_port, size)
+                bind("admin_port", options.admin_host, options.admin_port, *bounds)
             )
         # Two routers on one port must be an error, not a lottery, unless one follows the other.
         reuse = ("grpc.so_reuseport", int(inherited is not None))

@@ -159,12 +159,13 @@ class KeptRouter(Kept):
 
     def _bind(self) -> None:
         """Have a socket for each port; those that there are stay."""
-        size = self.settings.limits.send_buffer_bytes
+        limits = self.settings.limits
+        bounds = limits.send_buffer_bytes, limits.send_timeout_ms
         shared = (bool(self._folder), False)
         names = ("http_port", "admin_port")
         for name, (host, port), is_shared in zip(names, self._addresses(), shared, strict=True):
             if (host, port) not in self._sockets:
-                self._sockets[host, port] = bind(name, host, port, size, is_shared=is_shared)
+                self._sockets[host, port] = bind(name, host, port, *bounds, is_shared=is_shared)
 
     def _keep_only(self, addresses: Collection[_Address]) -> None:
         for address in [one for one in self._sockets if one not in addresses]:

@@ -90,6 +90,10 @@ class Network:
             with contextlib.suppress(UnavailableError):
                 run("ip", "-n", self._middle, "rule", "del", *rule)
 
+    def lose(self, n: int) -> None:
+        """Take a place's link away, as when its machine loses power: nobody is told."""
+        run("ip", "-n", self._middle, "link", "set", f"to{n}", "down")
+
     def separate_data(self) -> None:
         """From now on READs go over devices of their own; before processes start."""
         for n, place in enumerate(self.places):

@@ -130,6 +130,8 @@ async def test_the_kernel_asks_whether_http_clients_are_still_there():
                     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
                 )
                 assert idle_s + again_s * num <= 60
+                unsaid_ms = taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                assert unsaid_ms == FREE.send_timeout_ms
     finally:
         ports.http.close()
         ports.admin.close()
