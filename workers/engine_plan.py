@@ -12,6 +12,7 @@
 Given numbers are taken as they are, if the pool fits into the room.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,8 @@ from disagg.kv.shapes.memory_plan import MemoryPlan, format_memory, plan_memory
 from disagg.scheduling.admission import SHORTEST_TOKENS, refuse_too_few
 from disagg.workers import machine
 from disagg.workers.options import AUTO, Dtype, WorkerOptions
+
+log = logging.getLogger(__name__)
 
 CPU_ROOM_SHARE = 0.5
 CPU_TOTAL_SHARE = 0.25
@@ -69,16 +72,25 @@ def plan_machine(options: WorkerOptions, stored_dtype: str) -> MachinePlan:
     dtype = _known_dtype(stored_dtype) if options.dtype == AUTO else options.dtype
     cores = machine.num_cores()
     given = options.num_threads
-    fair_threads = max(1, cores // (options.workers_per_host * options.tensor_parallel))
+    ranks = options.workers_per_host * options.tensor_parallel
+    fair_threads = max(1, cores // ranks)
     num_threads = fair_threads if isinstance(given, str) else given
     threads = "threads" if num_threads > 1 else "thread"
+    crowded = ""
+    on_this_host = options.tensor_parallel_backend != "ray"
+    if device == "cpu" and options.tensor_parallel > 1 and ranks > cores and on_this_host:
+        crowded = (
+            f"worker.tensor_parallel={options.tensor_parallel} is slow here: {ranks} ranks, which"
+            f" wait for each other in every layer, share {cores} cores"
+        )
+        log.warning(crowded)
     return MachinePlan(
         device=device,
         dtype=dtype,
         num_threads=num_threads,
         summary=(
             f"{device}, {dtype}, {num_threads} {threads} ({cores} cores,"
-            f" {options.workers_per_host} workers here)"
+            f" {options.workers_per_host} workers here)" + (f"; {crowded}" if crowded else "")
         ),
     )
 

@@ -23,10 +23,13 @@ def model_name(settings: Settings) -> str:
         raise ConfigError("model.dir: which checkpoint? (--model DIR)", param="model.dir")
     folder = Path(settings.model.dir)
     if not os.path.isfile(folder / "config.json"):  # nor is what can be no path at all
-        raise ConfigError(
-            f"model.dir: {folder} is not a checkpoint directory (it has no config.json)",
-            param="model.dir",
-        )
+        said = "is not a checkpoint directory (it has no config.json)"
+        if os.path.isfile(folder / "adapter_config.json"):
+            said = (
+                "holds a PEFT adapter without its model, and none is applied here: merge it into"
+                " the model's weights (PEFT's merge_and_unload), and save that with save_pretrained"
+            )
+        raise ConfigError(f"model.dir: {folder} {said}", param="model.dir")
     return settings.model.name or folder.resolve().name
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from disagg.errors import ConfigError
@@ -47,17 +48,53 @@ def test_a_head_that_vllm_does_not_have(tmp_path: Path) -> None:
     assert "vLLM's CohereForCausalLM takes the embeddings for the head" in refused.message
 
 
-def test_weights_of_another_shape(tmp_path: Path) -> None:
-    """vLLM's loader asserts it without a word; what is said has its line at least."""
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_weights_of_another_shape(tmp_path: Path, num_ranks: int) -> None:
+    """vLLM's loader asserts it without a word; what is said has its line at least.
+
+    Of ranks that fail it says only that they have, and to see a stack trace.
+    """
     make_checkpoint(tmp_path, "qwen3", **VLLM_SHAPE)
     weights = load_file(tmp_path / "model.safetensors")
     name = "model.layers.0.mlp.down_proj.weight"
     weights[name] = weights[name][:1].clone()
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    refused = refusal(tmp_path)
+    refused = refusal(tmp_path, tensor_parallel=num_ranks)
     assert refused.param == "model"
     assert "AssertionError in load" in refused.message
     assert "shape" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("lacking", "its_name"),
+    [
+        ("lm_head.weight", "lm_head.weight"),
+        ("model.layers.1.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight"),
+        ("model.layers.1.self_attn.k_proj.weight", "model.layers.1.self_attn.qkv_proj.weight"),
+    ],
+)
+def test_weights_that_the_checkpoint_lacks(tmp_path: Path, lacking: str, its_name: str) -> None:
+    """vLLM would compute with what was in the memory before."""
+    make_checkpoint(tmp_path, "qwen3", **VLLM_SHAPE)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights[lacking]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    refused = refusal(tmp_path)
+    assert refused.param == "model"
+    assert f"the checkpoint lacks weights, or has some that are no numbers, for {its_name} " in (
+        refused.message
+    )
+
+
+def test_other_files_beside_the_weights_are_not_loaded(tmp_path: Path) -> None:
+    """vLLM would load both, and the last one would be the model."""
+    make_checkpoint(tmp_path, "qwen3", **VLLM_SHAPE)
+    weights = load_file(tmp_path / "model.safetensors")
+    others = {name: torch.full_like(weight, torch.nan) for name, weight in weights.items()}
+    save_file(others, tmp_path / "z.safetensors", metadata={"format": "pt"})
+    runner: Any = make_vllm(tmp_path, 50).runner
+    loaded = runner._runner.get_model().model.embed_tokens.weight
+    assert torch.equal(loaded, weights["model.embed_tokens.weight"])
 
 
 def test_a_model_that_vllm_does_not_know(tmp_path: Path) -> None:

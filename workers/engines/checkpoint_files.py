@@ -14,6 +14,8 @@ HEADER_BYTES_MAX = 100_000_000
 """The safetensors format's own bound on its JSON header."""
 DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Torch's names of the types a safetensors header names."""
+ADAPTER = "adapter_config.json"
+"""Only PEFT writes it."""
 VALUE_BYTES = 64
 """Of each tensor's middle, for the fingerprint."""
 
@@ -33,7 +35,7 @@ def model_fingerprint(model_dir: str | Path) -> str:
         parts = [("config.json", (path / "config.json").read_bytes())]
     except OSError as error:
         raise ConfigError(f"{path / 'config.json'}: {error}", param="config.json") from error
-    for file in _weight_files(path):
+    for file in weight_files(path):
         header = _safetensors_header(file)
         parts.append((f"{file.name}:{file.stat().st_size}", header + _some_values(file, header)))
     for name, content in parts:
@@ -85,12 +87,20 @@ def read_weights(model_dir: str | Path) -> StoredWeights:
     """Read how many weights there are, and of which type; from headers alone.
 
     Raises:
-        ConfigError: a file is missing or damaged; ``param`` names it.
+        ConfigError: a file is missing or damaged, or an adapter is beside the weights; ``param``
+            names it.
     """
     path = Path(model_dir)
+    if (path / ADAPTER).exists():
+        raise ConfigError(
+            f"{path / ADAPTER}: a PEFT adapter lies beside the model, and no engine applies one;"
+            " merge it into the weights (PEFT's merge_and_unload), or take it out of the directory"
+            " to serve the model without it",
+            param=ADAPTER,
+        )
     elements: Counter[str] = Counter()
     num_bytes = 0
-    for file in _weight_files(path):
+    for file in weight_files(path):
         for name, tensor in json.loads(_safetensors_header(file)).items():
             if name != "__metadata__":
                 elements[str(tensor["dtype"])] += math.prod(tensor["shape"])
@@ -119,7 +129,8 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _weight_files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a checkpoint; raises ConfigError naming one that is missing."""
     single = path / "model.safetensors"
     index = path / "model.safetensors.index.json"
     if single.is_file():

@@ -94,6 +94,13 @@ def test_a_users_error_is_one_text_and_exit_code_2(
     assert os.listdir(tmp_path) == ["keep"]
 
 
+def test_an_adapter_alone_is_named(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    run = disagg("serve", "--model", ".", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "model.dir: . holds a PEFT adapter without its model" in run.stderr
+
+
 @pytest.mark.parametrize("arguments", ["config", "--version", "--help"])
 def test_output_that_finds_no_room_is_told_in_one_line(arguments: str, tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:

@@ -11,6 +11,7 @@ from disagg.messages.identity import Incarnation
 from disagg.scheduling.admission import SHORTEST_TOKENS, served_tokens_max
 from disagg.workers import machine
 from disagg.workers.core_of_options import build_core
+from disagg.workers.engine_plan import plan_machine
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.native.plan import NativePlan, plan_native
@@ -271,3 +272,32 @@ def test_a_gpu_that_is_missing_is_said_so(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(machine, "has_gpu", lambda: False)
     with pytest.raises(ConfigError, match=r"^worker\.device=cuda: torch finds no GPU$"):
         device_memory("cuda")
+
+
+@pytest.mark.parametrize(
+    ("changed", "cores", "is_warned"),
+    [
+        ({"tensor_parallel": 2}, 3, True),
+        ({"tensor_parallel": 2}, 4, False),
+        ({"tensor_parallel": 1}, 1, False),
+        ({"tensor_parallel": 2, "device": "cuda"}, 3, False),
+        ({"tensor_parallel": 2, "tensor_parallel_backend": "ray"}, 3, False),
+    ],
+)
+def test_more_ranks_than_cores_are_warned_of(
+    host: Host,
+    caplog: pytest.LogCaptureFixture,
+    changed: dict[str, object],
+    cores: int,
+    *,
+    is_warned: bool,
+) -> None:
+    """Of both workers of this host; where Ray starts ranks they may lie on others."""
+    host.cores = cores
+    summary = plan_machine(replace(OPTIONS, **changed), "float32").summary  # type: ignore[arg-type]
+    said = (
+        "worker.tensor_parallel=2 is slow here: 4 ranks, which wait for each other in every layer,"
+        " share 3 cores"
+    )
+    assert (said in summary) == is_warned
+    assert [record.getMessage() for record in caplog.records] == [said] * is_warned

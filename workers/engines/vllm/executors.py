@@ -2,8 +2,10 @@
 
 import os
 import tempfile
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from disagg.errors import ConfigError
@@ -12,6 +14,10 @@ from disagg.workers.options import WorkerOptions
 THIS_HOST = "127.0.0.1"
 SOCKETS = "VLLM_RPC_BASE_PATH"
 """Where vLLM makes the sockets of its queues; the folder for temporary files, if it is not set."""
+FOLDER = "disagg-ranks-"
+"""How the name of the one that is made for them begins."""
+REASON = "why-a-rank-failed"
+"""What the first rank that failed at the start leaves there."""
 FOLDER_MAX = 40
 """A socket's name has 107 characters at most, of which the own folder and vLLM's name take 60."""
 
@@ -52,12 +58,43 @@ def nameless_sockets(options: WorkerOptions) -> Iterator[None]:
     if options.tensor_parallel == 1 or on_several_hosts or is_long or SOCKETS in os.environ:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="disagg-ranks-") as folder:
+    with tempfile.TemporaryDirectory(prefix=FOLDER) as folder:
         os.environ[SOCKETS] = folder
         try:
             yield
         finally:
             del os.environ[SOCKETS]
+
+
+@contextmanager
+def reasons_of_ranks() -> Iterator[None]:
+    """Within it a rank that fails has its own reason raised: vLLM says only that one has failed."""
+    try:
+        yield
+    except Exception as error:
+        if "See stack trace" not in str(error):
+            raise
+        reason = Path(os.environ.get(SOCKETS, ""), REASON)
+        if reason.is_file():
+            raise RuntimeError(f"a rank failed: {reason.read_text()}") from error
+        raise RuntimeError(
+            "the process of a rank ended before it was ready, perhaps killed for want of memory;"
+            " the log of this worker has what it said"
+        ) from error
+
+
+@contextmanager
+def leaves_its_reason() -> Iterator[None]:
+    """In the process of a rank: what it raises is left for `reasons_of_ranks`."""
+    try:
+        yield
+    except Exception as error:
+        folder = Path(os.environ.get(SOCKETS, ""))
+        if folder.name.startswith(FOLDER):  # the user's own is not cleared
+            # The others fail with it, and say only that they have lost it.
+            with suppress(FileExistsError), (folder / REASON).open("x") as file:
+                file.write(said_by(error))
+        raise
 
 
 def rank_host(options: WorkerOptions) -> str:
@@ -80,3 +117,22 @@ def _check_room() -> None:
             " process; disagg serve and disagg workers have it done",
             param="worker.tensor_parallel_backend",
         )
+
+
+def said_by(error: BaseException) -> str:
+    """What vLLM says, in one line, without what pydantic and Ray put around it."""
+    cause = getattr(error, "cause", None) or error  # Ray's: of what was raised in a rank
+    said = str(cause)
+    if hasattr(cause, "errors"):
+        said = "; ".join(each["msg"].removeprefix("Value error, ") for each in cause.errors())
+    return " ".join(said.split()) or _place(cause)
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised, with the source: an assertion of a weight's shape says nothing else."""
+    frames = traceback.extract_tb(error.__traceback__)
+    name = type(error).__name__
+    if not frames:
+        return name
+    last = frames[-1]
+    return f"{name} in {last.name} ({Path(last.filename).name}:{last.lineno}): {last.line}"

@@ -8,7 +8,9 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
+import disagg.workers.engines.vllm.whole_weights  # noqa: F401 (registers its loader)
 from disagg.workers.engines.start_phases import phase
+from disagg.workers.engines.vllm.executors import leaves_its_reason
 from disagg.workers.engines.vllm.rank import Rank
 from disagg.workers.engines.vllm.start import WEIGHT_BYTES
 
@@ -21,6 +23,11 @@ else:
 class RankWorker(Rank, PlatformWorker):  # type: ignore[misc]
     """What vLLM makes in the process of each rank, which is this one where there is one rank."""
 
+    def init_device(self) -> None:
+        """Find this rank's device and the other ranks."""
+        with leaves_its_reason():
+            super().init_device()
+
     def load_model(self, **given: Any) -> None:
         """Load this rank's weights."""
         if self.parallel_config.world_size > 1:
@@ -30,7 +37,8 @@ class RankWorker(Rank, PlatformWorker):  # type: ignore[misc]
                 stream=sys.stderr,
                 format="%(asctime)s %(levelname)s %(name)s: %(message)s",
             )
-        with self._phase("weights", self.vllm_config.additional_config[WEIGHT_BYTES]):
+        expected = self.vllm_config.additional_config[WEIGHT_BYTES]
+        with leaves_its_reason(), self._phase("weights", expected):
             super().load_model(**given)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:

