@@ -82,6 +82,9 @@ def look_at_checkpoint(directory: str) -> Iterator[Finding]:
         yield note("checkpoint", "none given (--model DIR)")
         return
     folder = Path(directory)
+    if (folder / "adapter_config.json").exists():
+        advice = "merge it into the model's weights (PEFT's merge_and_unload), or take it out"
+        yield fault("checkpoint", f"{folder} holds a PEFT adapter: none is applied", advice)
     if not (folder / "config.json").is_file():
         yield fault("checkpoint", f"{folder} has no config.json", "give a checkpoint's directory")
         return

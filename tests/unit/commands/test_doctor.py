@@ -98,6 +98,10 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert has_fault(look_at_checkpoint(str(tmp_path)))
     whole = make_checkpoint(tmp_path / "whole", "qwen3", num_layers=1)
     assert [one.level for one in look_at_checkpoint(str(whole))] == [Level.OK]
+    adapter = whole / "adapter_config.json"
+    adapter.write_text("{}")
+    assert "adapter" in next(look_at_checkpoint(str(whole))).seen
+    adapter.unlink()
     (weights,) = Path(whole).glob("*.safetensors")
     weights.write_bytes(b"")
     assert has_fault(look_at_checkpoint(str(whole)))
