@@ -22,7 +22,7 @@ from disagg.workers.engines.vllm.kernel_checks import (
     takes_whole_blocks,
 )
 from disagg.workers.engines.vllm.runner import Runner
-from disagg.workers.engines.vllm.shared_memory import drop_names, drop_store
+from disagg.workers.engines.vllm.shared_memory import drop_names
 from disagg.workers.machine import Memory
 from disagg.workers.options import Auto
 from disagg.workers.pool_region import PoolRegion
@@ -82,8 +82,6 @@ class Rank:
     ) -> tuple[str, PoolRegion]:
         """Take the runner over; returns the page format and where the KV lies."""
         keep_freed_memory()
-        if self.device.type == "cpu":
-            drop_store(self.distributed_init_method)
         self.disagg_runner = Runner(self, layers, num_blocks, block_bytes, num_parts)
         pool = self.disagg_runner.pool
         self.disagg_region = PoolRegion(

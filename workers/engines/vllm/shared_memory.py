@@ -27,13 +27,3 @@ def drop_names() -> None:
     for path in paths:
         if path.parent == FOLDER and SUMS in path.name and " (deleted)" not in path.name:
             path.unlink(missing_ok=True)  # each rank has mapped those of all
-
-
-def drop_store(url: str) -> None:
-    """Remove the file by which the ranks have found each other; vLLM would leave one at each start.
-
-    Only after warm-up, and where gloo connects them (on the CPU): nobody opens it again. NCCL may.
-    """
-    kind, _, path = url.partition("file://")
-    if not kind:
-        Path(path).unlink(missing_ok=True)
