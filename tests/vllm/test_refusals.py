@@ -1,5 +1,6 @@
 """What vLLM cannot run is refused at the start, by name, and not in the first step."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from disagg.errors import ConfigError
 from disagg.workers.engines.vllm import start
+from disagg.workers.engines.vllm.shared_memory import FOLDER, SUMS
 from tests.checkpoints import edit_config, make_checkpoint
 from tests.vllm.engines import VLLM_SHAPE, make_vllm
 
@@ -52,8 +54,10 @@ def test_a_head_that_vllm_does_not_have(tmp_path: Path) -> None:
 def test_weights_of_another_shape(tmp_path: Path, num_ranks: int) -> None:
     """vLLM's loader asserts it without a word; what is said has its line at least.
 
-    Of ranks that fail it says only that they have, and to see a stack trace.
+    Of ranks that fail it says only that they have, and to see a stack trace; and what they share
+    would stay in memory with each try.
     """
+    before = shared_names()
     make_checkpoint(tmp_path, "qwen3", **VLLM_SHAPE)
     weights = load_file(tmp_path / "model.safetensors")
     name = "model.layers.0.mlp.down_proj.weight"
@@ -63,6 +67,15 @@ def test_weights_of_another_shape(tmp_path: Path, num_ranks: int) -> None:
     assert refused.param == "model"
     assert "AssertionError in load" in refused.message
     assert "shape" in refused.message
+    left, end_s = shared_names() - before, time.monotonic() + 60
+    while left & shared_names():  # of tests beside this one some are new, which go
+        assert time.monotonic() < end_s, left & shared_names()
+        time.sleep(0.1)
+
+
+def shared_names() -> set[str]:
+    """Of queues and of sums over ranks, of whoever runs here."""
+    return {one.name for one in FOLDER.iterdir() if one.name.startswith("psm_") or SUMS in one.name}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import disagg.workers.engines.vllm.whole_weights  # noqa: F401 (registers its lo
 from disagg.workers.engines.start_phases import phase
 from disagg.workers.engines.vllm.executors import leaves_its_reason
 from disagg.workers.engines.vllm.rank import Rank
+from disagg.workers.engines.vllm.shared_memory import leaves_no_names
 from disagg.workers.engines.vllm.start import WEIGHT_BYTES
 
 if current_platform.is_cpu():
@@ -25,7 +26,7 @@ class RankWorker(Rank, PlatformWorker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         """Find this rank's device and the other ranks."""
-        with leaves_its_reason():
+        with leaves_its_reason(), leaves_no_names():
             super().init_device()
 
     def load_model(self, **given: Any) -> None:
@@ -38,7 +39,7 @@ class RankWorker(Rank, PlatformWorker):  # type: ignore[misc]
                 format="%(asctime)s %(levelname)s %(name)s: %(message)s",
             )
         expected = self.vllm_config.additional_config[WEIGHT_BYTES]
-        with leaves_its_reason(), self._phase("weights", expected):
+        with leaves_its_reason(), leaves_no_names(), self._phase("weights", expected):
             super().load_model(**given)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:

@@ -6,6 +6,8 @@ CPU 4 MiB for each rank, and `/dev/shm` is memory.
 """
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
@@ -27,3 +29,13 @@ def drop_names() -> None:
     for path in paths:
         if path.parent == FOLDER and SUMS in path.name and " (deleted)" not in path.name:
             path.unlink(missing_ok=True)  # each rank has mapped those of all
+
+
+@contextmanager
+def leaves_no_names() -> Iterator[None]:
+    """In the process of a rank that may fail: the others end with it, whatever they had mapped."""
+    try:
+        yield
+    except Exception:
+        drop_names()
+        raise

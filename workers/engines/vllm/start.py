@@ -137,6 +137,7 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
     except ConfigError:
         raise
     except Exception as error:  # vLLM raises many kinds here
+        drop_names()
         raise ConfigError(
             f"vLLM cannot run {options.model_dir}: {said_by(error)}", param="model"
         ) from error
