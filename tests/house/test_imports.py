@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.house.imports import CORE_BANNED, find_circle, find_modules, find_violations
+from tests.written_files import write_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,14 +121,6 @@ FORBIDDEN = [
 ]
 
 
-def _build(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
 def test_the_house_stands() -> None:
     assert find_violations(ROOT) == []
 
@@ -140,21 +133,21 @@ def test_every_room_is_read() -> None:
 
 
 def test_a_sound_tree_passes(tmp_path: Path) -> None:
-    assert find_violations(_build(tmp_path, SOUND)) == []
+    assert find_violations(write_files(tmp_path, SOUND)) == []
 
 
 @pytest.mark.parametrize(("file", "planted", "reason"), FORBIDDEN)
 def test_a_forbidden_arrow_is_seen(tmp_path: Path, file: str, planted: str, reason: str) -> None:
     tree = SOUND | {file: f"{SOUND.get(file, '')}{planted}\n"}
-    found = find_violations(_build(tmp_path, tree))
+    found = find_violations(write_files(tmp_path, tree))
     assert any(reason in line for line in found), found
 
 
 def test_a_package_may_hand_on_names_but_not_be_imported_from_within(tmp_path: Path) -> None:
     handing_on = SOUND | {"disagg/kv/__init__.py": "from disagg.kv.pool import P\n"}
-    assert find_violations(_build(tmp_path / "a", handing_on)) == []
+    assert find_violations(write_files(tmp_path / "a", handing_on)) == []
     circle = handing_on | {"disagg/kv/pool.py": "from disagg.kv import Q\n"}
-    assert "import circle" in "".join(find_violations(_build(tmp_path / "b", circle)))
+    assert "import circle" in "".join(find_violations(write_files(tmp_path / "b", circle)))
 
 
 def test_a_long_circle_is_named() -> None:

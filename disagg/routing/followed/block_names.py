@@ -23,8 +23,6 @@ Layout = tuple[GroupInfo, ...]
 OUR_KINDS = {kind.vllm_kind: name for name, kind in KINDS.items()}
 SaltOf = Callable[[str], bytes]
 """Salt of the chains of requests with this cache salt."""
-
-
 PART_BLOCKS = 512
 """Of an event that are taken in at once: a millisecond or two."""
 
@@ -120,7 +118,7 @@ class BlockNames:
         grown = {one.group for one in events if isinstance(one, VllmStored) and self._learn(one)}
         if grown:
             self._forget(grown)
-        yield 0, []
+        yield 0, []  # a new layout has its index before anything is told
         # A group that skips blocks does not say which, but another tells of all of them.
         for event in events:
             for part in in_parts(event, PART_BLOCKS):

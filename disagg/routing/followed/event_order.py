@@ -16,8 +16,6 @@ FRUITLESS_MAX = 2
 """Replays in a row without what is missing. The first may have been answered before it was sent."""
 PROBE_MS = 10_000
 """So long after the last message it is asked whether there are more."""
-
-
 REPLAYED_MAX = 20_000
 """Of which hashes are kept: twice what vLLM keeps of messages."""
 

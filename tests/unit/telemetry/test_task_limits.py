@@ -10,7 +10,7 @@ import pytest
 from disagg.cluster import local
 from disagg.errors import ConfigError
 from disagg.telemetry.task_limits import _num_tasks, tasks_left
-from tests.machine_files import machine_files
+from tests.written_files import write_files
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def test_the_tightest_group_counts(
     tmp_path: Path, limit: dict[str, int], group: str, folder: str
 ) -> None:
     files = {"proc/self/cgroup": f"{group}\n"}
-    assert tasks_left(machine_files(tmp_path, files)) is None
+    assert tasks_left(write_files(tmp_path, files)) is None
     top = f"sys/fs/cgroup/{folder}"
     files |= {f"{top}/pids.max": "100\n", f"{top}/pids.current": "90\n"}
     files |= {f"{top}/box/pids.max": "max\n", f"{top}/box/pids.current": "5\n"}
     said = (10, "pids.max of its control group is 100")
-    assert tasks_left(machine_files(tmp_path, files)) == said
+    assert tasks_left(write_files(tmp_path, files)) == said
     limit["soft"] = 3
     assert tasks_left(tmp_path) == (3, "ulimit -u is 3, and its user has 0")
 

@@ -18,7 +18,7 @@ from disagg.workers.engines.native.plan import NativePlan, plan_native
 from disagg.workers.machine import Memory, device_memory, num_cores
 from disagg.workers.options import WorkerOptions
 from tests.checkpoints import make_checkpoint
-from tests.machine_files import machine_files
+from tests.written_files import write_files
 
 GIB = 1 << 30
 OPTIONS = WorkerOptions("w", "both", "", "tiny", (), workers_per_host=2)
@@ -204,7 +204,7 @@ NO_LIMIT = "9223372036854771712\n"
 
 
 def test_memory_of_a_host(tmp_path: Path) -> None:
-    assert device_memory("cpu", machine_files(tmp_path, MEMINFO)) == Memory(1000 << 10, 900 << 10)
+    assert device_memory("cpu", write_files(tmp_path, MEMINFO)) == Memory(1000 << 10, 900 << 10)
 
 
 def test_memory_of_a_container(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_memory_of_a_container(tmp_path: Path) -> None:
         f"{top}/pod/memory.current": f"{100 << 10}\n",
         f"{top}/pod/memory.stat": STAT,
     }
-    memory = device_memory("cpu", machine_files(tmp_path, MEMINFO | files))
+    memory = device_memory("cpu", write_files(tmp_path, MEMINFO | files))
     assert memory == Memory(500 << 10, (500 - 100 + 3) << 10)
 
 
@@ -232,7 +232,7 @@ def test_memory_of_a_container_of_version_1(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory/memory.limit_in_bytes": NO_LIMIT,
         "sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
     }
-    memory = device_memory("cpu", machine_files(tmp_path, MEMINFO | files))
+    memory = device_memory("cpu", write_files(tmp_path, MEMINFO | files))
     assert memory == Memory(500 << 10, (500 - 100 + 3) << 10)
 
 
@@ -265,7 +265,7 @@ def test_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)))
-    assert num_cores(machine_files(tmp_path, files)) == cores
+    assert num_cores(write_files(tmp_path, files)) == cores
 
 
 def test_a_gpu_that_is_missing_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
