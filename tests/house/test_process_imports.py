@@ -46,3 +46,18 @@ def test_every_package_would_be_seen(name: str, tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text("import planted_below\n")
     (tmp_path / "planted_below.py").write_text(f"from {name} import __doc__\n")
     assert imported("planted", COMPUTING, tmp_path) == [name]
+
+
+def without_vllm(names: list[str]) -> subprocess.CompletedProcess[str]:
+    program = "import importlib, sys; sys.modules['vllm'] = None; "
+    program += f"[importlib.import_module(name) for name in {names!r}]"
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_tests_of_vllm_are_collected_without_it() -> None:
+    """Both environments collect every test; an import of vLLM would end the run that lacks it."""
+    names = [f"tests.vllm.{path.stem}" for path in sorted((ROOT / "tests/vllm").glob("*.py"))]
+    assert "tests.vllm.conftest" in names
+    ended = without_vllm(names)
+    assert ended.returncode == 0, ended.stderr
+    assert without_vllm(["disagg.workers.engines.vllm.shared_memory"]).returncode == 1  # control

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from disagg.errors import ConfigError
 from disagg.workers.engines.vllm import start
-from disagg.workers.engines.vllm.shared_memory import FOLDER, SUMS
 from tests.checkpoints import edit_config, make_checkpoint
 from tests.vllm.engines import VLLM_SHAPE, make_vllm
 
@@ -75,6 +74,8 @@ def test_weights_of_another_shape(tmp_path: Path, num_ranks: int) -> None:
 
 def shared_names() -> set[str]:
     """Of queues and of sums over ranks, of whoever runs here."""
+    from disagg.workers.engines.vllm.shared_memory import FOLDER, SUMS  # imports vLLM
+
     return {one.name for one in FOLDER.iterdir() if one.name.startswith("psm_") or SUMS in one.name}
 
 
