@@ -147,7 +147,7 @@ def report(
 
 
 def table(cells: Iterable[tuple[Cell, Rounds]], slos: Mapping[str, Slo]) -> str:
-    """The table of docs/benchmarks.md; medians of rounds."""
+    """The table of docs/benchmarks/policies.md; medians of rounds."""
     lines = [
         "| mix | system | goodput, requests/s | TTFT mean / p99 ms | TPOT mean / p99 ms"
         " | handed over | TTFT above 2x the least other's | CPU s |",

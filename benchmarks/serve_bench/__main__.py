@@ -134,7 +134,7 @@ def report(load: Load, results: Results, engine: str) -> None:
 
 
 def table(loads: tuple[Load, ...], results: Results) -> str:
-    """The table of docs/benchmarks.md, medians of rounds."""
+    """The table of docs/benchmarks/engines.md, medians of rounds."""
     columns = [f"{metric.upper()} mean / median / P99 ms" for metric in METRICS]
     lines = [f"| load | system | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
     for load in loads:

@@ -144,7 +144,7 @@ def measured(cell: Cell, results: Results) -> list[Measured]:
 
 
 def table(cells: list[Cell], results: Results) -> str:
-    """The table of docs/benchmarks.md, medians."""
+    """The table of docs/benchmarks/engines.md, medians."""
     middle = statistics.median
     lines = [
         "| row | one worker of both roles: tokens/s (vLLM) | of its tokens per CPU s"

@@ -54,7 +54,7 @@ def figures(one: HandOver) -> Iterator[dict[str, object]]:
 
 
 def document(results: Sequence[HandOver]) -> str:
-    """The table in ``docs/benchmarks.md``."""
+    """The table in ``docs/benchmarks/hand-overs.md``."""
     lines = [
         "| model | prompt | cached | blocks | minimum | MB pulled | MB of all layers, not cached "
         "| saved by windows | saved by the prefix cache |",

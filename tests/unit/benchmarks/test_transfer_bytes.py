@@ -10,7 +10,7 @@ from benchmarks.transfer_bytes.hand_over import HandOver, hand_over
 from benchmarks.transfer_bytes.shapes import SHAPES
 from tests.drawn_tables import check_drawn
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "benchmarks.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "benchmarks" / "hand-overs.md"
 
 
 @pytest.fixture(scope="module")

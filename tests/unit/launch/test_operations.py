@@ -82,7 +82,7 @@ def test_the_example_is_what_the_plan_says(tmp_path: Path) -> None:
         assert all(word in TEXT for word in figure.split(" blocks of "))
     assert re.search(r"this plan\s+\S+\s+13 ", said)
     assert re.search(r"all layers full\s+\S+\s+2 ", said)
-    bytes_table = (ROOT / "docs/benchmarks.md").read_text()
+    bytes_table = (ROOT / "docs/benchmarks/hand-overs.md").read_text()
     for row in ("| gemma-3-27b | 32,000 | 0 |", "| gemma-3-27b | 32,000 | 16,000 |"):
         (line,) = [line for line in bytes_table.splitlines() if line.startswith(row)]
         assert f"{line.split('|')[6].strip()} MB" in TEXT
@@ -92,7 +92,7 @@ def test_memory_and_start_are_as_they_were_measured() -> None:
     section = TEXT.partition("## Memory and start")[2].partition("\n## ")[0]
     table = [line for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(table) == 4
-    measured = (ROOT / "docs/benchmarks.md").read_text().partition("## Start and memory")[2]
+    measured = (ROOT / "docs/benchmarks/router.md").read_text().partition("## Start and memory")[2]
     for line in table:
         process, *told = [cell.strip() for cell in line.strip("|").split("|")]
         (row,) = [one for one in measured.splitlines() if one.startswith(f"| {process} |")]
