@@ -104,7 +104,7 @@ class Choices:
             self.cancel("another choice was refused")
             raise
 
-    def pieces(self) -> "AsyncGenerator[tuple[int, Piece], None] | OnlyPieces":
+    def pieces(self) -> "Pieces":
         """Read all choices, each piece with its choice's index, in the order in which they come.
 
         Raises:
@@ -272,6 +272,10 @@ class OnlyPieces:
 
     async def aclose(self) -> None:
         """As a generator's; there is nothing to end."""
+
+
+Pieces = AsyncGenerator[tuple[int, Piece], None] | OnlyPieces
+"""Each with its choice's index."""
 
 
 def _leaves_blocks(prompt: NewRequest) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 
 from disagg.errors import CancelledError, DisaggError, RequestError
 from disagg.router.chat import Chat
-from disagg.router.choices import Choices, Texts
+from disagg.router.choices import Choices, Pieces, Texts
 from disagg.router.client_requests import PROMPT_LOGPROBS_SHARE
+from disagg.router.comments import commented
 from disagg.router.dispatch import Dispatcher
 from disagg.router.explanation import plan_header, wants_debug
 from disagg.router.http_exchange import Exchange
@@ -33,6 +34,9 @@ from disagg.router.text_stream import Piece, TextReader
 from disagg.router.tokenizer import Tokenizer
 from disagg.routing.actions import NewRequest
 
+EVENTS = b"text/event-stream; charset=utf-8"
+NOT_KEPT = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""By caches and proxies on the way."""
 TEXT, CHAT = "text_completion", "chat"
 """``gen_ai.operation.name`` of OpenTelemetry."""
 RequestBody = CompletionRequest | ChatRequest | ResponsesRequest
@@ -200,7 +204,9 @@ class GenerationPages:
         explains: bool,
     ) -> None:
         async with aclosing(choices.pieces()) as texts:
-            if not body.stream:
+            if body.stream:
+                last = await self._stream(exchange, choices, texts, shown, explains=explains)
+            else:
                 # What comes before the end wakes nobody.
                 choices.write_through(_always, functools.partial(shown.add, 0))
                 async for index, piece in texts:
@@ -209,38 +215,56 @@ class GenerationPages:
                     exchange.more_headers += plan_header(choices.first_record)
                 await exchange.json(shown.body(_usage(choices)))
                 return
-            first = await anext(texts)  # until here an error still has its own status
-            head = shown.first_chunk() + shown.chunk(*first)
-            num_left, last = len(choices) - bool(first[1].finish_reason), b""
+        if last is not None:
+            tail = shown.usage_chunk(_usage(choices)) if body.include_usage else b""
+            await exchange.write(last + tail + shown.done, more=False)
+
+    async def _stream(
+        self,
+        exchange: Exchange,
+        choices: Choices,
+        texts: Pieces,
+        shown: Format,
+        *,
+        explains: bool,
+    ) -> bytes | None:
+        """All chunks but the last, which is returned; None after an error's, which is the last."""
+
+        async def send(data: bytes) -> None:
+            if exchange.started:
+                await exchange.stream(data)
+            else:
+                await exchange.start(HTTPStatus.OK, EVENTS, NOT_KEPT, data)
+
+        def write(piece: Piece) -> None:
+            if chunk := shown.chunk(0, piece):
+                exchange.write_now(chunk)
+
+        last, has_begun = b"", False
+        try:
+            first = await commented(anext(texts), send, self._options.comment_ms)
             if explains:
                 exchange.more_headers += plan_header(choices.first_record)
-            await exchange.start(
-                HTTPStatus.OK,
-                b"text/event-stream; charset=utf-8",
-                [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")],
-                head,
-            )
-
-            def write(piece: Piece) -> None:
-                if chunk := shown.chunk(0, piece):
-                    exchange.write_now(chunk)
-
+            has_begun = True
+            await send(shown.first_chunk() + shown.chunk(*first))
+            num_left = len(choices) - bool(first[1].finish_reason)
             choices.write_through(exchange.is_writable, write)
-            try:
-                async for index, piece in texts:
-                    chunk = shown.chunk(index, piece)
-                    num_left -= bool(piece.finish_reason)
-                    if not num_left:  # it goes with what ends the answer
-                        last = chunk
-                    elif chunk:
-                        await exchange.stream(chunk)
-            except CancelledError:
-                raise
-            except DisaggError as error:
-                await exchange.write(shown.error_chunk(error), more=False)
-                return
-        tail = shown.usage_chunk(_usage(choices)) if body.include_usage else b""
-        await exchange.write(last + tail + shown.done, more=False)
+            async for index, piece in texts:
+                chunk = shown.chunk(index, piece)
+                num_left -= bool(piece.finish_reason)
+                if not num_left:  # it goes with what ends the answer
+                    last = chunk
+                elif chunk:
+                    await exchange.stream(chunk)
+        except CancelledError:
+            raise
+        except DisaggError as error:
+            if not exchange.started:
+                raise  # it has a status of its own
+            head = b"" if has_begun else shown.first_chunk()
+            await exchange.write(head + shown.error_chunk(error), more=False)
+            return None
+        return last
 
 
 def _always() -> bool:

@@ -97,6 +97,8 @@ class RouterOptions:
     """Tries after the first before a request fails."""
     request_timeout_ms: int = 600_000
     """A request that stands still for so long fails with 504."""
+    comment_ms: int = 0
+    """A stream that waits for its first token is sent a comment this often; 0: none."""
     records_max: int = 1024
     """Finished requests whose record stays readable."""
     worker_silent_ms: int = 10_000

@@ -54,6 +54,10 @@ class RouterSettings(Section):
     request_timeout_ms: Milliseconds = 600_000
     """A request that stands still for so long fails with 504: no token, no report of a worker, no
     further part of its prompt computed, pulled or handed over."""
+    comment_ms: int = Field(default=0, ge=0, le=3_600_000)
+    """A stream that waits for its first token is sent a comment this often, which clients pass
+    over, so that a proxy that ends silent connections keeps it (docs/limits.md). From the first one
+    on its status is 200, and an error comes as an event. 0: none."""
     records_max: Positive = 1024
     """Finished requests whose record stays readable."""
     worker_silent_ms: Milliseconds = 10_000
