@@ -33,7 +33,7 @@ help:
 	@echo "make test        all tests that are not slow, gpu, vllm, hosts, peer or clients: test-quick, test-process"
 	@echo "make test-slow   the slow ones"
 	@echo "make test-gpu    the ones that need a CUDA device, of both engines; installs vLLM"
-	@echo "make install-vllm an environment with vLLM (.venv-vllm; 3 GB, some minutes)"
+	@echo "make install-vllm an environment with vLLM (.venv-vllm; 5 GB, some minutes)"
 	@echo "make test-vllm   the tests of the vLLM engine, there"
 	@echo "make setup-clients  an environment for each client of the API (.venv-clients-NAME; 6 GB, some minutes)"
 	@echo "make test-clients   openai, LangChain, LiteLLM, lm-eval, guidellm, aiperf, vllm bench serve, from there"

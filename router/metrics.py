@@ -125,7 +125,7 @@ class Metrics:
         self._task_failures = Counter(
             "disagg_router_task_failures",
             "Exceptions in the router's own tasks: tick, kv_events, session, kv_event_subscriber, "
-            "http, admin, keys; "
+            "http, admin, keys, plan; "
             "each is a bug.",
             ["task"],
             registry=self.registry,
