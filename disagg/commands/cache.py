@@ -28,10 +28,10 @@ from disagg.commands.stored_kv import (
     to_evict,
     verify,
 )
+from disagg.commands.table_console import table_console
 from disagg.errors import ConfigError
 from disagg.kv.shapes.memory_plan import format_memory, parse_memory
 
-PIPE_COLUMNS = 160
 SHOWN_MAX = 20
 """Damaged blocks named in a text; ``--json`` names all."""
 
@@ -90,7 +90,7 @@ def list_contents(
                 _time(each.oldest_ns),
             )
         size = format_memory(sum(each.num_bytes for each in found))
-        _console().print(Text(f"{place}: {size}"), table if found else "")
+        table_console().print(Text(f"{place}: {size}"), table if found else "")
 
 
 @app.command("verify")
@@ -235,11 +235,6 @@ def _progress(what: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
     ) as progress:
         task = progress.add_task(what, total=num_bytes)
         yield lambda more: progress.update(task, advance=more)
-
-
-def _console() -> Console:
-    width = None if sys.stdout.isatty() else PIPE_COLUMNS
-    return Console(width=width, highlight=False)
 
 
 def _time(ns: int) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from disagg.errors import ConfigError
-from disagg.tls.authority import CA_KEY_FILE, create_certificates
+from disagg.tls.authority import CA_KEY_FILE, CLIENT, NODE, create_certificates
 from disagg.tls.certificate_files import (
     CLIENT_NAME,
     NODE_NAME,
@@ -49,9 +49,14 @@ def create(
 
 @app.command()
 def check(directory: Directory) -> None:
-    """Check a directory as a router or worker would, and say until when it is valid."""
+    """Check a directory as a router or worker would, and say until when it is valid.
+
+    Of the one that was given to create both that it has made in there.
+    """
     now = datetime.now(UTC)
-    certificate = read_certificate(directory, (NODE_NAME, CLIENT_NAME), now)
-    print(f"{directory}: valid until {certificate.not_after:%Y-%m-%d %H:%M} UTC")
-    if warning := expiry_warning(certificate, now):
-        print(f"{directory}: {warning}")
+    made = [folder for name in (NODE, CLIENT) if (folder := directory / name).is_dir()]
+    for folder in made or [directory]:
+        certificate = read_certificate(folder, (NODE_NAME, CLIENT_NAME), now)
+        print(f"{folder}: valid until {certificate.not_after:%Y-%m-%d %H:%M} UTC")
+        if warning := expiry_warning(certificate, now):
+            print(f"{folder}: {warning}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from disagg.commands.arguments import Config, Model, Set, read_effective
@@ -86,7 +86,7 @@ def examine(settings: Settings | Finding) -> list[Finding]:
 
 def draw(findings: Iterable[Finding]) -> Table:
     """A row per finding, and below it what to do."""
-    table = Table("", "what", "seen", box=None)
+    table = Table("", "what", Column("seen", overflow="fold"), box=None)
     for one in findings:
         seen = Text(one.seen)
         if one.advice:

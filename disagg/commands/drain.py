@@ -34,7 +34,7 @@ def drain(
     ] = DEADLINE_MS,
     undo: Annotated[bool, typer.Option("--undo", help="A host takes work again.")] = False,
     url: Annotated[
-        str, typer.Option("--router", help="HTTP address of a router's admin port.")
+        str, typer.Option("--url", "--router", help="HTTP address of a router's admin port.")
     ] = DEFAULT_ROUTER,
 ) -> None:
     """Free a worker, or a host, of work without losing a request.

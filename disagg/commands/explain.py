@@ -1,17 +1,17 @@
 """`disagg explain`: why a request went where it went, and how well that was foreseen."""
 
 import json
-import sys
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from disagg.commands.router_client import as_router, call_router
-from disagg.commands.status import DEFAULT_URL, PIPE_COLUMNS, TIMEOUT_S, Timeout, Url
+from disagg.commands.status import DEFAULT_URL, TIMEOUT_S, Timeout, Url
+from disagg.commands.table_console import table_console
 from disagg.errors import ConfigError
 
 ID_HELP = "As the answer's x-request-id says it; with -0, -1, … behind it of several choices."
@@ -42,8 +42,7 @@ def explain(
     if as_json:
         print(shown)
         return
-    width = None if sys.stdout.isatty() else PIPE_COLUMNS
-    Console(width=width, highlight=False).print(shown)
+    table_console().print(shown)
 
 
 def explanation(record: dict[str, Any]) -> dict[str, Any]:

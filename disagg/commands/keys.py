@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from disagg.cluster.hash_key import make_hash_key
 from disagg.commands.arguments import Config, Set, read_effective
+from disagg.commands.table_console import table_console
 from disagg.errors import ConfigError
 from disagg.router.callers import SERVE
 from disagg.router.keys import KeyEntry, KeyFile, hash_of, new_key, parse_keys
 from disagg.tls.given_file import expanded, read_given, write_given
-
-PIPE_COLUMNS = 160
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -85,7 +83,7 @@ def list_keys(
     table = Table(*fields, box=None)
     for key in known:
         table.add_row(key.name, key.tenant, ", ".join(key.scopes), Text(key.created))
-    Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)
+    table_console().print(table)
 
 
 @app.command()

@@ -22,15 +22,13 @@ from disagg.commands.leases_view import (
     worker_text,
 )
 from disagg.commands.signals import interrupt_on_signals
+from disagg.commands.table_console import table_console
 from disagg.errors import RemoteFault
-
-PIPE_COLUMNS = 160
-"""A pipe has no width to fold lines to."""
 
 
 def leases(
     router_url: Annotated[
-        str, typer.Option("--router", help="HTTP address of a router's admin port.")
+        str, typer.Option("--url", "--router", help="HTTP address of a router's admin port.")
     ] = "http://127.0.0.1:8001",
     watch: Annotated[bool, typer.Option("--watch", help="Every second, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
@@ -74,18 +72,16 @@ def show_leases(look: Look, *, as_text: bool, watch: bool) -> int:
     Raises:
         DisaggError: no router answers (unless watching, when it answered before).
     """
-    width = None if sys.stdout.isatty() else PIPE_COLUMNS
-    console = Console(width=width, highlight=False)
     answers = look()
     if not watch:
         if as_text:
-            console.print(draw(answers))
+            table_console().print(draw(answers))
         else:
             print(json.dumps(as_json(answers), indent=2))
         return int(any(answer.status is None for answer in answers))
     try:
         if as_text:
-            _watch(console, answers, look)
+            _watch(answers, look)
         else:
             _watch_json(answers, look)
     except (KeyboardInterrupt, BrokenPipeError):
@@ -146,7 +142,9 @@ def _look(router_url: str, timeout_s: float, tls_directory: str) -> list[WorkerL
     return ask_workers(find_workers(router_url, timeout_s), timeout_s, tls_directory)
 
 
-def _watch(console: Console, answers: list[WorkerLeases], look: Look) -> None:
+def _watch(answers: list[WorkerLeases], look: Look) -> None:
+    # A screen is as wide as it is.
+    console = Console(highlight=False) if sys.stdout.isatty() else table_console()
     with Live(
         draw(answers), console=console, auto_refresh=False, screen=console.is_terminal
     ) as live:

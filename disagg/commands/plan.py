@@ -1,7 +1,6 @@
 """What ``disagg plan`` prints: a model's KV cache in a memory budget."""
 
 import json
-import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from disagg.commands.table_console import table_console
 from disagg.errors import ConfigError
 from disagg.kv.shapes.memory_plan import (
     MemoryPlan,
@@ -65,8 +65,7 @@ def plan_kv_memory(
     if as_json:
         print(report.as_json())
         return
-    width = None if sys.stdout.isatty() else 200  # a pipe has no width to fold lines to
-    report.print_to(Console(width=width, highlight=False))
+    report.print_to(table_console())
 
 
 class MemoryReport:

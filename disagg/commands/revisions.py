@@ -1,21 +1,18 @@
 """`disagg revisions`: what is served side by side, and each one's part of the new requests."""
 
 import json
-import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from disagg.commands.router_client import as_router, call_router
+from disagg.commands.table_console import table_console
 from disagg.errors import DisaggError, RemoteFault
 from disagg.routing.revisions import parse_revision_weights
 
 PATH = "/v1/disagg/revisions"
-PIPE_COLUMNS = 160
-"""A pipe has no width to fold lines to."""
 TIMEOUT_S = 5.0
 
 app = typer.Typer(
@@ -24,7 +21,11 @@ app = typer.Typer(
 )
 Routers = Annotated[
     list[str] | None,
-    typer.Option("--router", help="HTTP address of a router's admin port; several times for all."),
+    typer.Option(
+        "--url",
+        "--router",
+        help="HTTP address of a router's admin port; several times for all.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 DEFAULT_ROUTER = "http://127.0.0.1:8001"
@@ -90,7 +91,7 @@ def _show(told: dict[str, dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"routers": told}, indent=2))
         return
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    console = table_console()
     for url, one in told.items():
         with as_router(url):
             table = draw(one["revisions"])

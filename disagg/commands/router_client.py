@@ -45,7 +45,7 @@ def call_router(
         RemoteFault: no router answers there in time, or something else does.
     """
     if not router_url.startswith(("http://", "https://")):
-        raise ConfigError(f"{router_url!r} is no http:// URL", param="--router")
+        raise ConfigError(f"{router_url!r} is no http:// URL", param="--url")
     url = router_url.rstrip("/") + path
     headers = own_key()
     body = None

@@ -1,4 +1,4 @@
-"""The settings and what they name: ports, certificate, checkpoint, Ray; for `disagg doctor`."""
+"""The settings and what they name: ports, certificate, secrets, checkpoint, Ray; for the doctor."""
 
 import json
 import os
@@ -11,8 +11,11 @@ from disagg.commands.finding import Finding, fault, note, ok, warning
 from disagg.config import Settings
 from disagg.config.options import reachable_host
 from disagg.errors import ConfigError
+from disagg.kv.hashing import check_secret
 from disagg.kv.shapes.model_shapes import read_shape
+from disagg.router.keys import parse_keys
 from disagg.tls.certificate_files import NODE_NAME, expiry_warning, read_certificate
+from disagg.tls.given_file import read_given
 
 CONNECT_S = 3.0
 PORT_SETTINGS = (
@@ -29,6 +32,7 @@ def look_at_setup(settings: Settings) -> Iterator[Finding]:
         host = getattr(settings.router, host_name)
         yield look_at_port(setting, host, getattr(settings.router, name))
     yield look_at_certificate(settings.cluster.tls_directory)
+    yield from look_at_secrets(settings)
     yield from look_at_checkpoint(settings.model.dir)
     yield from look_at_ray(settings.cluster.ray_address)
 
@@ -74,6 +78,31 @@ def look_at_certificate(directory: str) -> Finding:
         advice = "renew it: the same disagg certificates create, and copy; nothing is restarted"
         return warning("certificate", f"{directory} {soon}", advice)
     return ok("certificate", seen)
+
+
+def look_at_secrets(settings: Settings) -> Iterator[Finding]:
+    """The files of secrets that are named; hosts that run workers alone need none of them."""
+    hash_key, keys = settings.cluster.hash_key_file, settings.router.api_keys_file
+    for setting, path, read, made_by in (
+        ("cluster.hash_key_file", hash_key, _check_hash_key, "create-hash-key"),
+        ("router.api_keys_file", keys, parse_keys, "create"),
+    ):
+        if not path:
+            continue
+        try:
+            read(read_given(path)[0])
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not text"
+            advice = f"right on a host of workers alone; else disagg keys {made_by}, or copy it"
+            yield warning(setting, f"{path}: {why}", advice)
+        except ConfigError as error:
+            yield fault(setting, f"{path}: {error.message}", f"disagg keys {made_by} makes one")
+        else:
+            yield ok(setting, f"{path} can be used")
+
+
+def _check_hash_key(data: bytes) -> None:
+    check_secret(data.decode().strip())
 
 
 def look_at_checkpoint(directory: str) -> Iterator[Finding]:

@@ -1,15 +1,14 @@
 """`disagg config`: every setting, its value and where it came from."""
 
 import json
-import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from disagg.commands.arguments import Config, Set, read_effective
+from disagg.commands.table_console import table_console
 from disagg.config import Effective, Settings
 
 
@@ -24,13 +23,13 @@ def show_config(
         values = {key: {"value": value, "source": source} for key, value, source in rows}
         print(json.dumps(values, indent=2))
         return
-    table = Table("setting", "value", "from", box=None)
+    value = Column("value", overflow="fold")
+    table = Table(Column("setting", no_wrap=True), value, Column("from", no_wrap=True), box=None)
     for key, value, source in rows:
         style = "dim" if source == "default" else "bold"
         cells = (key, json.dumps(value), source)
         table.add_row(*map(Text, cells), style=style)  # rich would read [x] as a style
-    width = None if sys.stdout.isatty() else 200  # a pipe has no width to fold lines to
-    Console(width=width).print(table)
+    table_console().print(table)
 
 
 def _rows(effective: Effective) -> list[tuple[str, Any, str]]:

@@ -1,15 +1,14 @@
 """What `disagg simulate` shows: the table, the best ratios, the plot."""
 
 import io
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from disagg.commands.new_file import check_writable, write_whole
+from disagg.commands.table_console import table_console
 from disagg.errors import ConfigError
 from disagg.simulation.figures import PERCENTS, Figures
 from disagg.simulation.fleet_plan import roles_name
@@ -21,8 +20,7 @@ def table(
     found: Sequence[Figures], best: Mapping[tuple[str, float], Figures], num_routers: int
 ) -> None:
     """Print a row for each run, and after them the best ratio of each policy and rate."""
-    width = None if sys.stdout.isatty() else 200  # a pipe has no width to fold lines to
-    console = Console(width=width, highlight=False)
+    console = table_console()
     console.print(_rows(found, num_routers))
     reasons = {text: code for one in found for code, text in one.reasons.items() if text}
     for text, code in reasons.items():

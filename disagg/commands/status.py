@@ -1,16 +1,12 @@
 """`disagg status`: the fleet as a router and its workers know it."""
 
 import json
-import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from disagg.commands.status_view import draw, fetch, is_well
-
-PIPE_COLUMNS = 200
-"""A pipe has no width to fold lines to."""
+from disagg.commands.table_console import table_console
 
 Url = Annotated[
     str,
@@ -39,6 +35,5 @@ def status(
     if as_json:
         print(json.dumps(body, indent=2))
     else:
-        width = None if sys.stdout.isatty() else PIPE_COLUMNS
-        Console(width=width, highlight=False).print(draw(body))
+        table_console().print(draw(body))
     raise typer.Exit(0 if is_well(body) else 1)

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +16,10 @@ from disagg.router.openapi.overview_answer import Overview
 
 PATH = "/v1/disagg/status"
 MAP_CELLS = 32
+WIDE_COLUMNS = 130
+NARROW_MAP_CELLS = 10
+NARROW_LACKS = ("epoch", "revision", "version", "wire", "address")
+"""Columns of workers that do not fit into 80 columns beside their queues."""
 STATE_STYLES = {
     "ready": "green",
     "stalled": "red",
@@ -58,11 +63,23 @@ def draw(body: Body) -> RenderableType:
     if len(body["revisions"]) > 1:
         parts += ["", draw_revisions(body["revisions"])]
     if body["workers"]:
-        parts += ["", draw_workers(body["workers"]), "", draw_pools(body["workers"])]
-        parts += ["", draw_transfers(body["workers"])]
+        parts += ["", _Workers(body["workers"]), "", draw_transfers(body["workers"])]
     else:
         parts += ["", Text("no workers", style="red")]
     return Group(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    """Workers and their pools, cut down to what fits where a screen (`disagg top`) is narrow."""
+
+    workers: list[Body]
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        narrow = options.max_width < WIDE_COLUMNS
+        yield draw_workers(self.workers, narrow=narrow)
+        yield ""
+        yield draw_pools(self.workers, narrow=narrow)
 
 
 def draw_router(router: Body) -> Text:
@@ -89,19 +106,20 @@ def draw_revisions(revisions: Iterable[Body]) -> Table:
     return table
 
 
-def draw_workers(workers: Iterable[Body]) -> Table:
+def draw_workers(workers: Iterable[Body], *, narrow: bool) -> Table:
     """Who is there, in which life and state, and what waits at each."""
-    table = Table(
-        *("worker", "role", "state", "epoch", "revision", "version", "wire", "address"), box=None
-    )
-    for name in ("running", "waiting", "to prefill", "reserved", "heard"):
-        table.add_column(name, justify="right")
+    texts = ("worker", "role", "state", "epoch", "revision", "version", "wire", "address")
+    numbers = ("running", "waiting", "to prefill", "reserved", "heard")
+    shown = [name for name in texts + numbers if not (narrow and name in NARROW_LACKS)]
+    table = Table(box=None)
+    for name in shown:
+        table.add_column(name, justify="right" if name in numbers else "left")
     for one in workers:
         low, high = one["wire"]
         state = Text(one["state"], STATE_STYLES.get(one["state"], ""))
         if not one["answered"]:
             state.append(f" no answer: {one['error']}", style="red")
-        table.add_row(
+        cells: tuple[Text | str, ...] = (
             Text(one["worker_id"]),
             Text(one["role"]),
             state,
@@ -116,11 +134,14 @@ def draw_workers(workers: Iterable[Body]) -> Table:
             _number(one["num_reservations"]),
             f"{one['heard_ms_ago'] / 1000:.1f} s",
         )
+        row = dict(zip(texts + numbers, cells, strict=True))
+        table.add_row(*(row[name] for name in shown))
     return table
 
 
-def draw_pools(workers: Iterable[Body]) -> Table:
+def draw_pools(workers: Iterable[Body], *, narrow: bool) -> Table:
     """Every pool: free blocks, and per group what is held (█), findable (▒) and else (·)."""
+    num_cells = NARROW_MAP_CELLS if narrow else MAP_CELLS
     table = Table("pool", "group", "█ held  ▒ cached  · the rest of the pool", box=None)
     for name in ("held", "cached", "free", "of", "quarantined"):
         table.add_column(name, justify="right")
@@ -138,7 +159,7 @@ def draw_pools(workers: Iterable[Body]) -> Table:
             table.add_row(
                 Text("" if group["group"] else one["worker_id"]),
                 Text(f"{group['group']} {name}{size}"),
-                block_map(group["num_held"], group["num_cached"], usable),
+                block_map(group["num_held"], group["num_cached"], usable, num_cells),
                 _number(group["num_held"]),
                 _number(group["num_cached"]),
                 *(("", "", "") if group["group"] else whole),
@@ -146,14 +167,16 @@ def draw_pools(workers: Iterable[Body]) -> Table:
     return table
 
 
-def block_map(num_held: int | None, num_cached: int | None, num_blocks: int | None) -> Text:
+def block_map(
+    num_held: int | None, num_cached: int | None, num_blocks: int | None, num_cells: int
+) -> Text:
     """A group's part of a pool; whatever there is has a sign."""
     if num_held is None or num_cached is None or not num_blocks:
         return Text("?" * 3, style="dim")
-    held = min(MAP_CELLS, -(-num_held * MAP_CELLS // num_blocks))
-    cached = min(MAP_CELLS - held, -(-num_cached * MAP_CELLS // num_blocks))
+    held = min(num_cells, -(-num_held * num_cells // num_blocks))
+    cached = min(num_cells - held, -(-num_cached * num_cells // num_blocks))
     shown = Text("█" * held, style="green").append("▒" * cached, style="cyan")
-    return shown.append("·" * (MAP_CELLS - held - cached), style="dim")
+    return shown.append("·" * (num_cells - held - cached), style="dim")
 
 
 def draw_transfers(workers: Iterable[Body]) -> RenderableType:

@@ -23,8 +23,10 @@ from disagg.commands.setup_findings import (
     look_at_checkpoint,
     look_at_port,
     look_at_ray,
+    look_at_secrets,
 )
 from disagg.commands.transfer_findings import ROUNDS_MAX, Ports, measure_pairs, measured, pairs_of
+from disagg.config import Settings
 from disagg.telemetry.open_files import UNLIMITED
 from tests.checkpoints import make_checkpoint
 
@@ -129,6 +131,27 @@ def test_certificates_and_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         found = list(look_at_ray(f"127.0.0.1:{head.getsockname()[1]}"))
     assert [one.level for one in found] == [Level.OK, Level.OK]
     assert "secret" not in str(found)
+
+
+def test_secrets_that_the_settings_name(tmp_path: Path) -> None:
+    """`disagg serve` refuses to start without them, on the machine that it is to start on."""
+    files = hash_key, keys = tmp_path / "hash-key", tmp_path / "keys.json"
+    settings = Settings.model_validate(
+        {"cluster": {"hash_key_file": str(hash_key)}, "router": {"api_keys_file": str(keys)}}
+    )
+    assert list(look_at_secrets(Settings())) == []
+    names = ["cluster.hash_key_file", "router.api_keys_file"]
+    assert levels(look_at_secrets(settings)) == [(Level.WARNING, name) for name in names]
+    for file in files:
+        file.write_text("short")
+    assert levels(look_at_secrets(settings)) == [(Level.FAULT, name) for name in names]
+    hash_key.write_bytes(b"\xff")
+    assert next(look_at_secrets(settings)).level is Level.WARNING
+    hash_key.write_text(32 * "s")
+    keys.write_text('{"keys": []}')
+    found = list(look_at_secrets(settings))
+    assert levels(found) == [(Level.OK, name) for name in names]
+    assert "ssss" not in str(found)
 
 
 def test_settings_that_cannot_be_used_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

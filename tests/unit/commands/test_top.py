@@ -52,8 +52,36 @@ def body(now_ms: int, *requests: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def text(screen: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=160, record=True)
+def worker(name: str) -> dict[str, Any]:
+    group = {"kind": "sliding_window", "window_tokens": 1024, "num_held": 70_000, "num_cached": 9}
+    return {
+        "worker_id": name,
+        "role": "prefill",
+        "state": "stalled",
+        "answered": True,
+        "epoch": "0123456789abcdef",
+        "revision": "default",
+        "version": "0.1.0",
+        "wire": [1, 1],
+        "address": "192.0.2.100:7100",
+        "num_running": 64,
+        "num_waiting": 16,
+        "num_prefill_tokens_queued": 16_384,
+        "num_reservations": 8,
+        "heard_ms_ago": 1_000,
+        "pool": {
+            "num_blocks_free": 29_999,
+            "num_blocks_usable": 99_999,
+            "num_blocks_quarantined": 0,
+            "groups": [group | {"group": 0}, group | {"group": 1}],
+        },
+        "leases": [],
+        "inbound": [],
+    }
+
+
+def text(screen: RenderableType, columns: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=columns, record=True)
     console.print(screen)
     return console.export_text()
 
@@ -71,6 +99,17 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     assert top.rate_of(before["requests"][1], 4_000, before) == ""
     again = request("a", 2, received_ms=3_000)  # sent again under its id: another request
     assert top.rate_of(again, 4_000, before) == ""
+
+
+def test_80_columns_show_every_worker_and_its_queues_whole() -> None:
+    """A screen folds no lines: what it has no room for is left out, not cut off."""
+    look = body(1_000, request("a", 10)) | {"workers": [worker("prefill-10")]}
+    shown, wide = text(top.draw_screen(look, None), 80), text(top.draw_screen(look, None))
+    for part in ("prefill-10", "stalled", "16384", "70000", "29999", "99999"):
+        assert part in shown
+        assert part in wide
+    assert "\u2026" not in shown
+    assert "192.0.2.100:7100" in wide
 
 
 def test_a_router_that_goes_away_is_shown_and_looked_for_again(

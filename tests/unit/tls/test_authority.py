@@ -58,6 +58,8 @@ def test_the_command_makes_what_nodes_and_clients_take(tmp_path: Path) -> None:
         assert timedelta(days=89) < left <= timedelta(days=90)
     checked = CliRunner().invoke(app, ["certificates", "check", "--directory", str(folders[1])])
     assert "valid until" in checked.output
+    checked = CliRunner().invoke(app, ["certificates", "check", "--directory", str(directory)])
+    assert [line.split(":")[0] for line in checked.output.splitlines()] == [*map(str, folders[1:])]
     # A client's certificate is no server's.
     own = x509.load_pem_x509_certificate((directory / CLIENT / CERTIFICATE_FILE).read_bytes())
     usage = own.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
