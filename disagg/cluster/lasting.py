@@ -67,6 +67,7 @@ class LastingSupervision:
         on_begin(supervisor)
         supervisor.find()
         supervisor.stop(drain=True)
+        self._report("no worker runs any more")
 
     def end(self) -> None:
         """Let another process take over; workers stay."""

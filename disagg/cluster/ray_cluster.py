@@ -270,3 +270,7 @@ def _set_environment() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Ray would otherwise hide devices from actors that ask for none, and warn about it.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Workers' lines of log reach the supervisor's as they were written: they name their worker, and
+    # may be JSON. Ray would begin each with colour codes, and hold back what two workers say alike.
+    os.environ.setdefault("RAY_DISABLE_WORKER_LOG_PREFIX", "1")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import ray
 from ray.exceptions import ActorAlreadyExistsError
 
-from disagg.cluster.counts import Counts, Fleet, Wish
+from disagg.cluster.counts import Fleet, Wish
 from disagg.cluster.places import Places
 from disagg.cluster.roles import assign_roles, own_role
 from disagg.cluster.scale_record import read_fleet, read_wish, write_fleet
@@ -68,9 +68,10 @@ class Supervisor:
         self._lasting = lasting
         self._confirm = confirm
         self._prefix = settings.cluster.worker_id_prefix
-        roles = assign_roles(Counts.of_settings(settings), prefix=self._prefix)
-        plans = WorkerPlans(settings, worker_path, roles)
-        self.workforce = Workforce(plans, report, settings.cluster.start_timeout_s)
+        nobody = WorkerPlans(
+            settings, worker_path, {}
+        )  # who ends workers knows not what they serve
+        self.workforce = Workforce(nobody, report, settings.cluster.start_timeout_s)
         self._wanted = WantedCounts(settings, report)
         self._places = Places()
         self._told: Fleet | None = None

@@ -185,12 +185,15 @@ def test_who_ends_in_order_is_followed_at_once(supervisors: Supervisors, second:
 
 
 def end_workers(supervisors: Supervisors) -> tuple[int, str]:
-    """`disagg workers --end`: its exit code and what it said."""
+    """`disagg workers --end`: its exit code and what it said.
+
+    It knows neither model nor secret, which a `disagg serve` may have made for its own run.
+    """
     command = [sys.executable, "-m", "disagg.commands", "workers", "--end"]
     ended = subprocess.run(
-        [*command, "--ray-address", supervisors.address, "--model", str(supervisors.folder)],
+        [*command, "--ray-address", supervisors.address],
         cwd=supervisors.folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "DISAGG_CLUSTER__HASH_KEY": "ab" * 32},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

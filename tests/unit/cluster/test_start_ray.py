@@ -1,7 +1,9 @@
 """A Ray of this machine that does not start."""
 
+import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +111,23 @@ def test_tls_without_certificates_is_refused_by_their_names(
     monkeypatch.delenv("RAY_TLS_CA_CERT")
     with pytest.raises(ConfigError, match="begun"):
         begin()
+
+
+def test_lines_of_workers_are_passed_on_as_they_were_written() -> None:
+    """Whole, from each worker, without colours: a collector of logs reads them as JSON."""
+    program = """if True:
+        from disagg.cluster import ray_cluster
+        ray_cluster._set_environment()
+        from ray._private.worker import (
+            _should_ignore_worker_log_prefix, global_worker, print_to_stdstream
+        )
+        bare = _should_ignore_worker_log_prefix(global_worker)
+        for pid in (11, 22):
+            data = {"pid": pid, "ip": "192.0.2.1", "actor_name": "WorkerActor", "is_err": False}
+            print_to_stdstream(data | {"lines": ['{"message": "KV pool: 0.1 s"}']}, bare)
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines() == ['{"message": "KV pool: 0.1 s"}'] * 2
