@@ -35,6 +35,7 @@ STOPPING = ("strict", "surrogateescape")
 
 app = typer.Typer(
     no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -128,7 +128,8 @@ def unknown_key(key: str) -> str:
     """Message about a key that is no setting, with the nearest name that is one."""
     keys = list(setting_types())
     near = [known for known in keys if known.split(".")[1] == key.rpartition(".")[2]]
-    near = near or difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
+    names = keys if "." in key else [*Settings.model_fields, *keys]  # sections come first
+    near = near or difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     return f"{key} is not a setting" + (f" (did you mean {near[0]}?)" if near else "")
 
 

@@ -39,6 +39,7 @@ def test_help_shows_commands_and_an_example(tmp_path: Path) -> None:
     assert run.returncode == 0
     for word in ("serve", "router", "workers", "config", "disagg serve --model ./my-model"):
         assert word in run.stdout
+    assert CliRunner().invoke(app, ["keys", "create", "-h"]).exit_code == 0
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -101,7 +101,7 @@ def test_text_becomes_the_type_of_the_setting() -> None:
     ("text", "said"),
     [
         ("router:\n  http_prot: 1\n", "router.http_prot is not a setting (did you mean router.ht"),
-        ("routr:\n  http_port: 1\n", "routr is not a setting (did you mean router.name?)"),
+        ("routr:\n  http_port: 1\n", "routr is not a setting (did you mean router?)"),
         ("http_port: 1\n", "http_port is not a setting (did you mean router.http_port?)"),
         ("router:\n  num_blocks: 1\n", "(did you mean worker.num_blocks?)"),
         ("router:\n  <<: {http_port: 1}\n", "router.<< is not a setting"),
