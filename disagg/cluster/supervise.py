@@ -68,10 +68,9 @@ class Supervisor:
         self._lasting = lasting
         self._confirm = confirm
         self._prefix = settings.cluster.worker_id_prefix
-        nobody = WorkerPlans(
-            settings, worker_path, {}
-        )  # who ends workers knows not what they serve
-        self.workforce = Workforce(nobody, report, settings.cluster.start_timeout_s)
+        # Of no worker yet: who only ends workers need not know what they serve.
+        plans = WorkerPlans(settings, worker_path, {})
+        self.workforce = Workforce(plans, report, settings.cluster.start_timeout_s)
         self._wanted = WantedCounts(settings, report)
         self._places = Places()
         self._told: Fleet | None = None
