@@ -120,8 +120,10 @@ class SequenceTables:
         counts = []
         for manager in self._managers:
             held = set().union(*(table.blocks for table in manager.tables.values())) - {NULL_BLOCK}
-            num_idle = cache.num_found(manager.group) - cache.num_found_among(held)
-            counts.append(GroupBlocks(len(held), num_idle))
+            # Of a state the first block alone is in its group's index, whoever holds the others.
+            group = manager.group
+            num_idle = cache.num_found(group) - cache.num_found_among(group, held)
+            counts.append(GroupBlocks(len(held), num_idle * manager.blocks_per_state))
         return tuple(counts)
 
     def check(self, keys: Set[Hashable]) -> None:

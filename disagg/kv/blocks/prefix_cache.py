@@ -54,10 +54,10 @@ class PrefixCache:
         """Blocks of a group that can be found, copies included."""
         return len(self._index[group]) + sum(map(len, self._copies[group].values()))
 
-    def num_found_among(self, block_ids: Collection[int]) -> int:
-        """How many of these blocks can be found."""
-        values = list(map(self._value_of.__getitem__, block_ids))
-        return len(values) - values.count(None)
+    def num_found_among(self, group: int, block_ids: Collection[int]) -> int:
+        """How many of these blocks can be found in a group's index."""
+        found = (block for block in block_ids if self._value_of[block] is not None)
+        return sum(self._group_of[block] == group for block in found)
 
     def values(self) -> tuple[tuple[bytes, ...], ...]:
         """Per group every value that can be found now."""

@@ -67,6 +67,16 @@ def test_a_step_takes_a_whole_state() -> None:
     assert kv.num_free_blocks == kv.num_usable_blocks
 
 
+def test_blocks_of_a_state_are_counted_together() -> None:
+    kv, made = coordinator(40), request("a", list(range(20)))
+    run(kv, made, 8)
+    assert kv.tables.count_blocks(kv.pool.cache) == ((2, 0), (3, 0))
+    run(kv, made, 4)
+    assert kv.tables.count_blocks(kv.pool.cache) == ((3, 0), (3, 3))
+    kv.free("a")
+    assert kv.tables.count_blocks(kv.pool.cache) == ((0, 3), (0, 6))
+
+
 def test_a_state_that_does_not_fit_takes_nothing() -> None:
     kv = coordinator(1 + 1 + 2)  # a token block, two thirds of a state
     assert not kv.allocate(request("a", [1, 2, 3]), num_new_tokens=3)
