@@ -120,6 +120,12 @@ class WorkerSession:
             return await self._stub.Status(worker_pb2.StatusRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise RemoteFault(_describe(error)) from error
+        except asyncio.CancelledError:
+            asking = asyncio.current_task()
+            if asking is not None and asking.cancelling():
+                raise
+            # The channel was closed: gRPC cancels its calls, and nobody who waits for them.
+            raise RemoteFault("its session has ended") from None
 
     async def drain(self) -> None:
         """Wait, for a short time, until everything queued is written."""

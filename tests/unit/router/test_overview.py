@@ -108,6 +108,19 @@ async def test_a_worker_that_does_not_answer_holds_nobody_up_for_long(open_house
     stuck.status_gate.set()
 
 
+async def test_a_session_that_ends_while_its_worker_is_asked_takes_no_look_along(open_house):
+    """As of a worker that is taken for lost: gRPC cancels what its closed channel still asks."""
+    house = await open_house()
+    lost, well = await house.add("lost"), await house.add("well")
+    lost.status_gate = asyncio.Event()
+    well.status = answer_of(well)
+    asked = asyncio.create_task(overview(house))
+    await lost.until(lambda: lost.num_asked == 1, "the question")
+    await lost.end_sessions()
+    assert [one["answered"] for one in (await asked)["workers"] if one["worker_id"] == "well"]
+    lost.status_gate.set()
+
+
 async def test_requests_are_listed_newest_first_in_few_words(house):
     for name in ("a", "b/c", "a"):
         body = {"model": "tiny", "prompt": [5, 6], "max_tokens": 2}
