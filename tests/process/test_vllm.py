@@ -65,6 +65,7 @@ class Case:
 
 
 FAMILIES = {
+    "falcon_h1": Case(),
     "gemma2": Case(),
     "gemma3": Case(),
     "gpt_oss": Case(),
