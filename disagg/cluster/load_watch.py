@@ -146,7 +146,7 @@ class LoadWatch:
 
     def _say(self, source: str, fault: str) -> None:
         """Log what is new."""
-        if fault and fault != self._faults.get(source):
+        if fault and fault != self._faults.get(source) and not self._closed.is_set():
             log.warning("%s; nothing is scaled meanwhile", fault)
         self._faults[source] = fault
 

@@ -189,6 +189,8 @@ class LocalCluster:
         if folder is None:
             return
         timeout_s = self.settings.cluster.stop_timeout_s
+        if self._supervisor is not None:
+            self._supervisor.close()  # that the router does not answer any more is no fault
         if self._router is not None:
             try:
                 self._router.stop(self.settings.router.drain_timeout_ms / 1000 + timeout_s)

@@ -66,6 +66,17 @@ def test_one_that_is_closed_asks_nobody(tmp_path: Path, url: str) -> None:
     assert not thread.is_alive()
 
 
+def test_what_does_not_answer_any_more_once_it_is_closed_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Routers end before their workers: a call may be on its way."""
+    watch = watching(tmp_path, router_urls=["http://127.0.0.1:9"])
+    watch.close()
+    monkeypatch.setattr(watch, "_ask", None)
+    watch._hear("http://127.0.0.1:8")
+    assert ":8 does not say" not in caplog.text
+
+
 def grows(watch: LoadWatch) -> bool:
     decided, why = watch.decide(Counts(1, 1), {"p": "prefill", "d": "decode"})
     assert bool(why) == (decided != Counts(1, 1))

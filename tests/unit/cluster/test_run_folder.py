@@ -5,11 +5,13 @@ import fcntl
 import os
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from disagg.cluster import local, run_folder
 from disagg.cluster.local import LocalCluster
+from disagg.cluster.processes import find_children
 from disagg.cluster.run_folder import PARENT, RunFolder
 from disagg.commands.signals import hurry_on_signals, interrupt_on_signals
 from disagg.config import Settings
@@ -116,6 +118,21 @@ def test_a_second_ctrl_c_while_a_start_is_undone_cuts_nothing_short(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_no_router_is_asked_for_its_load_once_it_is_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the automatic mode the last line of every run said that it did not answer."""
+    monkeypatch.setattr(run_folder, "PARENT", tmp_path)
+    cluster, calls = LocalCluster(Settings()), []
+    cluster._folder, cluster._before = RunFolder(), find_children(os.getpid())
+    cluster._router = Mock(stop=lambda _: calls.append("router"))
+    close, stop = (lambda: calls.append("close"), lambda: calls.append("workers"))
+    cluster._supervisor = Mock(close=close, stop=stop)
+    cluster.stop()
+    assert calls == ["close", "router", "workers"]
+    assert os.listdir(tmp_path) == []
 
 
 def test_nothing_else_removes_folders() -> None:
