@@ -82,8 +82,9 @@ class Rolling:
         return found
 
     def log(self) -> str:
-        said = (host.run("tail -n 60 disagg.log", check=False).stdout for host in self.serving)
-        return "\n".join(said)
+        """What was said last by Ray and by disagg, on every host."""
+        tail = "tail -n 60 disagg-ray.log disagg.log"
+        return "\n".join(host.run(tail, check=False).stdout for host in self.fleet.hosts)
 
     def pid(self, host: Host, pattern: str) -> str:
         found = host.run(f"pgrep -f {shlex.quote(pattern)}", check=False).stdout.split()
@@ -138,7 +139,7 @@ def rolling(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterat
         for host in made.serving:
             join_again_and_again(host, head.address, PATIENT)
         serve(east, PATIENT)
-        fleet.wait_until_complete()
+        wait_for(fleet.num_complete, made.log)
         serve(west, PATIENT)
         made.epochs()
         wait_for(lambda: "this one stands by" in west.run("cat disagg.log").stdout, made.log)
