@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from disagg.config.settings import WorkerSettings
 from tests.checkpoints import make_checkpoint
 from tests.process.harness import HASH_KEY, MODEL, SMALL, Cluster, running, wait_until
 from tests.process.program import ROOT
@@ -47,7 +48,7 @@ def settings(house: Cluster) -> Path:
     found = yaml.safe_load((ROOT / "k8s/base/disagg.yaml").read_text())
     del found["router"], found["cluster"]["hash_key_file"]
     found["model"] = {"dir": str(house.model_dir), "name": MODEL}
-    sizes = {key: value for key, value in SMALL.items() if key != "hash_key"}
+    sizes = {key: value for key, value in SMALL.items() if key in WorkerSettings.model_fields}
     found["worker"] = {"host": "127.0.0.1", "drain_timeout_ms": 120_000} | sizes
     found["transfer"] = {"reserve_timeout_ms": 30_000, "reserve_passes_max": 1_000}
     found["cluster"] |= {
