@@ -61,8 +61,9 @@ def create(
     )
     with _locked(path):
         known = _read(path) if path.exists() else ()
-        _write(path, (*known, entry))
-    print(key)
+        data = _checked((*known, entry))
+        print(key, flush=True)  # first: a key that nobody has seen is not to open anything
+        _write(path, data)
     print(f"{name}, of {tenant}, is in {path}; the key is shown this once", file=sys.stderr)
 
 
@@ -100,7 +101,7 @@ def revoke(
         left = tuple(key for key in known if key.name != name)
         if len(left) == len(known):
             raise ConfigError(f"{path} has no key {name!r}", param="name")
-        _write(path, left)
+        _write(path, _checked(left))
     print(f"{name} is revoked; {len(left)} keys are left in {path}", file=sys.stderr)
 
 
@@ -149,10 +150,15 @@ def _read(path: Path) -> tuple[KeyEntry, ...]:
         raise ConfigError(f"{path}: {error.message}", param=error.param) from None
 
 
-def _write(path: Path, keys: tuple[KeyEntry, ...]) -> None:
-    """Replace the file as a whole: a router never reads half of it."""
+def _checked(keys: tuple[KeyEntry, ...]) -> bytes:
+    """What the file is to hold, or no router would take it."""
     data = KeyFile.model_construct(keys=keys).model_dump_json(indent=2).encode() + b"\n"
-    parse_keys(data)  # or no router would take it
+    parse_keys(data)
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace the file as a whole: a router never reads half of it."""
     try:
         write_given(path, data)
     except OSError as error:

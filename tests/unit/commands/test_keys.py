@@ -18,6 +18,9 @@ from disagg.errors import ConfigError
 from disagg.router.callers import Caller
 from disagg.router.keys import KeyRing, hash_of
 
+CODE = "import sys; from disagg.commands.keys import app; app(sys.argv[1:])"
+CREATE = [sys.executable, "-c", CODE, "create"]
+
 
 def run(*arguments: str) -> str:
     """What it prints; the command's own error where it ends with one."""
@@ -91,10 +94,23 @@ def test_what_no_router_would_take_is_not_written(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_a_key_that_cannot_be_shown_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    create(path, "seen", "acme")
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [*CREATE, "--file", str(path), "--name", "unseen", "--tenant", "acme"],
+            stdout=full,
+            stderr=subprocess.DEVNULL,
+        )
+    assert ended.returncode == 1
+    listed = json.loads(run("list", "--json", "--file", str(path)))
+    assert [key["name"] for key in listed["keys"]] == ["seen"]
+
+
 def test_of_keys_made_at_once_none_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    code = "import sys; from disagg.commands.keys import app; app(sys.argv[1:])"
-    command = [sys.executable, "-c", code, "create", "--file", str(path)]
+    command = [*CREATE, "--file", str(path)]
     started = [
         subprocess.Popen(
             [*command, "--name", f"k{n}", "--tenant", "t"],
