@@ -71,8 +71,10 @@ def test_what_does_not_answer_any_more_once_it_is_closed_is_no_fault(
 ) -> None:
     """Routers end before their workers: a call may be on its way."""
     watch = watching(tmp_path, router_urls=["http://127.0.0.1:9"])
-    watch.close()
     monkeypatch.setattr(watch, "_ask", None)
+    watch._hear("http://127.0.0.1:7")
+    assert ":7 does not say" in caplog.text  # control
+    watch.close()
     watch._hear("http://127.0.0.1:8")
     assert ":8 does not say" not in caplog.text
 
