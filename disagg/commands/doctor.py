@@ -29,9 +29,7 @@ def doctor(
     config: Config = None,
     model: Model = None,
     given: Set = None,
-    url: Annotated[
-        str, typer.Option("--url", "--router", help="Also a fleet: its router's admin port.")
-    ] = "",
+    url: Annotated[str, typer.Option("--url", help="Also a fleet: its router's admin port.")] = "",
     transfers: Annotated[
         bool, typer.Option("--transfers", help="Also real hand-overs between its workers.")
     ] = False,

@@ -5,12 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from disagg.commands.router_client import as_router, call_router
+from disagg.commands.router_client import DEFAULT_URL, TIMEOUT_S, Url, as_router, call_router
 from disagg.errors import RemoteFault
 
 PATH, WORKERS = "/v1/disagg/drain", "/v1/disagg/workers"
-DEFAULT_ROUTER = "http://127.0.0.1:8001"
-TIMEOUT_S = 5.0
 POLL_S = 0.2
 GONE_S = 15.0
 """Who is away from the router for so long has ended: a worker whose session broke, or whose router
@@ -33,9 +31,7 @@ def drain(
         ),
     ] = DEADLINE_MS,
     undo: Annotated[bool, typer.Option("--undo", help="A host takes work again.")] = False,
-    url: Annotated[
-        str, typer.Option("--url", "--router", help="HTTP address of a router's admin port.")
-    ] = DEFAULT_ROUTER,
+    url: Url = DEFAULT_URL,
 ) -> None:
     """Free a worker, or a host, of work without losing a request.
 

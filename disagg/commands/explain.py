@@ -9,8 +9,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from disagg.commands.router_client import as_router, call_router
-from disagg.commands.status import DEFAULT_URL, TIMEOUT_S, Timeout, Url
+from disagg.commands.router_client import (
+    DEFAULT_URL,
+    TIMEOUT_S,
+    Timeout,
+    Url,
+    as_router,
+    call_router,
+)
 from disagg.commands.table_console import table_console
 from disagg.errors import ConfigError
 

@@ -21,15 +21,14 @@ from disagg.commands.leases_view import (
     key_text,
     worker_text,
 )
+from disagg.commands.router_client import DEFAULT_URL, Url
 from disagg.commands.signals import interrupt_on_signals
 from disagg.commands.table_console import table_console
 from disagg.errors import RemoteFault
 
 
 def leases(
-    router_url: Annotated[
-        str, typer.Option("--url", "--router", help="HTTP address of a router's admin port.")
-    ] = "http://127.0.0.1:8001",
+    url: Url = DEFAULT_URL,
     watch: Annotated[bool, typer.Option("--watch", help="Every second, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     timeout_s: Annotated[
@@ -51,7 +50,7 @@ def leases(
     """
     if watch:
         interrupt_on_signals()
-    look = partial(_look, router_url, timeout_s, tls_directory)
+    look = partial(_look, url, timeout_s, tls_directory)
     raise typer.Exit(show_leases(look, as_text=not as_json, watch=watch))
 
 

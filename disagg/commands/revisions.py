@@ -7,13 +7,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from disagg.commands.router_client import as_router, call_router
+from disagg.commands.router_client import DEFAULT_URL, TIMEOUT_S, as_router, call_router
 from disagg.commands.table_console import table_console
 from disagg.errors import DisaggError, RemoteFault
 from disagg.routing.revisions import parse_revision_weights
 
 PATH = "/v1/disagg/revisions"
-TIMEOUT_S = 5.0
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,20 +20,15 @@ app = typer.Typer(
 )
 Routers = Annotated[
     list[str] | None,
-    typer.Option(
-        "--url",
-        "--router",
-        help="HTTP address of a router's admin port; several times for all.",
-    ),
+    typer.Option("--url", help="HTTP address of a router's admin port; several times for all."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-DEFAULT_ROUTER = "http://127.0.0.1:8001"
 
 
 @app.command("list")
 def list_revisions(routers: Routers = None, as_json: AsJson = False) -> None:
     """Show the revisions that have workers or a weight, at each router."""
-    urls = routers or [DEFAULT_ROUTER]
+    urls = routers or [DEFAULT_URL]
     told = {url: call_router(url, PATH, TIMEOUT_S, scope="observe") for url in urls}
     _show(told, as_json=as_json)
 
@@ -52,7 +46,7 @@ def set_weights(
     Who is not named gets none. A router that starts again goes by router.revision_weights.
     """
     body = {"weights": parse_revision_weights(weights)}
-    urls = routers or [DEFAULT_ROUTER]
+    urls = routers or [DEFAULT_URL]
     told: dict[str, dict[str, Any]] = {}
     for url in urls:
         try:

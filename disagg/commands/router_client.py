@@ -1,4 +1,4 @@
-"""Calls of commands to a router's admin port."""
+"""Calls of commands to a router's admin port, and the options that say where it is."""
 
 import http.client
 import json
@@ -7,12 +7,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from disagg.cluster.http_calls import call, key_header
 from disagg.config.sources import KEY_VARIABLE
 from disagg.errors import ConfigError, RemoteFault, RequestError
 
+Url = Annotated[str, typer.Option("--url", help="HTTP address of a router's admin port.")]
+DEFAULT_URL = "http://127.0.0.1:8001"
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, max=60, help="Seconds to wait for the answer.")
+]
+TIMEOUT_S = 5.0
 ANSWER_BYTES_MAX = 64 << 20
 UNSURE = "; it may do what was asked all the same, once it goes on"
 NO_RECORD = "request_not_found"

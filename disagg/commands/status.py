@@ -5,18 +5,9 @@ from typing import Annotated
 
 import typer
 
+from disagg.commands.router_client import DEFAULT_URL, TIMEOUT_S, Timeout, Url
 from disagg.commands.status_view import draw, fetch, is_well
 from disagg.commands.table_console import table_console
-
-Url = Annotated[
-    str,
-    typer.Option("--url", "--router", help="HTTP address of a router's admin port."),
-]
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, max=60, help="Seconds to wait for the answer.")
-]
-DEFAULT_URL = "http://127.0.0.1:8001"
-TIMEOUT_S = 5.0
 
 
 def status(

@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from disagg.commands.router_client import DEFAULT_URL, TIMEOUT_S, Timeout, Url
 from disagg.commands.signals import interrupt_on_signals
-from disagg.commands.status import DEFAULT_URL, TIMEOUT_S, Timeout, Url
 from disagg.commands.status_view import draw, fetch
 from disagg.errors import ConfigError, RemoteFault
 

@@ -81,7 +81,7 @@ def begun(fleet: Replicas, salt: int, request_id: str) -> tuple[Iterator[str], s
 
 def drain(fleet: Replicas, name: str, *more: str) -> Result:
     url = str(router_of(fleet).admin.base_url)
-    return CliRunner().invoke(app, ["drain", name, "--router", url, *more])
+    return CliRunner().invoke(app, ["drain", name, "--url", url, *more])
 
 
 def assert_moved(fleet: Replicas, request_id: str, answer: Answer, expected: str) -> None:

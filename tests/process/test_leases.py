@@ -26,7 +26,7 @@ def leases(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str
         "-m",
         "disagg.commands",
         "leases",
-        "--router",
+        "--url",
         cluster.admin_url,
         "--tls-directory",
         cluster.tls_directory,
@@ -102,7 +102,7 @@ def test_watching_goes_on_until_interrupted(gemma3: ServedModel) -> None:
         "-m",
         "disagg.commands",
         "leases",
-        "--router",
+        "--url",
         gemma3.cluster.admin_url,
     ]
     command += ["--tls-directory", gemma3.cluster.tls_directory]

@@ -180,7 +180,7 @@ def check_leases(admin_url: str, folder: Path) -> None:
     """The operator's view needs a node's certificate as well."""
     for given, answered in (("", False), (str(folder / NODE), True)):
         looking = Program(
-            "disagg.commands", "leases", "--router", admin_url, "--json", "--tls-directory", given,
+            "disagg.commands", "leases", "--url", admin_url, "--json", "--tls-directory", given,
             cwd=folder,
         )  # fmt: skip
         assert looking.process.wait(BOUND_S) == int(not answered)

@@ -106,7 +106,7 @@ async def run(house, *arguments, url=""):
     command = [sys.executable, "-m", "disagg.commands", "explain", *arguments]
     process = await asyncio.create_subprocess_exec(
         *command,
-        "--router",
+        "--url",
         url or str(house.admin.base_url),
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},

@@ -216,7 +216,7 @@ async def test_the_command_lists_and_sets(both):
     run = CliRunner().invoke
 
     async def said(*arguments):
-        given = ["revisions", *arguments, "--router", url]
+        given = ["revisions", *arguments, "--url", url]
         return await asyncio.to_thread(run, command, given)
 
     listed = await said("list")
