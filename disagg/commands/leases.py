@@ -21,7 +21,7 @@ from disagg.commands.leases_view import (
     key_text,
     worker_text,
 )
-from disagg.commands.router_client import DEFAULT_URL, Url
+from disagg.commands.router_client import DEFAULT_URL, Timeout, Url
 from disagg.commands.signals import interrupt_on_signals
 from disagg.commands.table_console import table_console
 from disagg.errors import RemoteFault
@@ -31,9 +31,7 @@ def leases(
     url: Url = DEFAULT_URL,
     watch: Annotated[bool, typer.Option("--watch", help="Every second, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout", min=0.1, max=60, help="Seconds to wait for answers.")
-    ] = 3.0,
+    timeout_s: Timeout = 3.0,
     tls_directory: Annotated[
         str,
         typer.Option(

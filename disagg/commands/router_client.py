@@ -1,4 +1,4 @@
-"""Calls of commands to a router's admin port, and the options that say where it is."""
+"""Calls of commands to a router's admin port; options: where it is, how long to wait for it."""
 
 import http.client
 import json
