@@ -132,7 +132,13 @@ class DecodeSide:
 
     def committed(self, now_ms: int, event: InboundCommitted) -> None:
         """The blocks may be read, published and lent from now on: decode."""
-        pull = self.pulls.pop(event.key)
+        pull, seal = self.pulls[event.key], event.seal
+        is_other = seal.num_tokens != pull.reservation.num_external_tokens
+        if pull.seq.submit.take_over is None and (is_other or seal.first_token_id is None):
+            message = f"{pull.seq.peer.incarnation} broke the protocol: its seal is of other tokens"
+            self.end(pull.seq, EndReason.READ_FAILED, message)
+            return
+        del self.pulls[event.key]
         seq, key, external = pull.seq, event.key, pull.reservation
         owner = seq.peer.incarnation
         kind = TransferKind.HANDOVER

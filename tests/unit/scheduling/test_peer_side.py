@@ -14,7 +14,7 @@ from disagg.messages.submit import PeerAddress, Role, Submit
 from disagg.scheduling.actions import CheckTransport, ToRouter, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core
-from disagg.transfer.actions import READ_FAULTS
+from disagg.transfer.actions import READ_FAULTS, PostRead, Send
 from tests.unit.scheduling.test_block_tables import new_core
 
 PEER, STRANGER = Incarnation("x", "1"), Incarnation("y", "1")
@@ -98,4 +98,27 @@ def test_a_hand_over_ends_by_its_peer_alone(loses: bool) -> None:
     assert gone(STRANGER) == []
     assert gone(PEER) == [EndReason.PEER_LOST if loses else EndReason.PEER_ENDED]
     assert not core.sequences
+    check_core(core)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "token"), [(3, None), (2, 7), (1 << 31, 7)], ids=["no token", "less", "more"]
+)
+def test_a_seal_of_something_else_ends_the_part_and_not_the_worker(
+    num_tokens: int, token: int | None
+) -> None:
+    core = new_core(plan_layout([FullAttentionSpec(4, 1, 8, 4)]), 100)
+    num_free = core.kv.pool.num_free
+    address = PeerAddress(PEER, "host:1")
+    submit = Submit(KEY, Role.DECODE, (1, 2, 3), (), b"", SamplingParams(2), address)
+    core.on_router_message(0, submit)
+    core.on_peer_message(0, PEER, peer.Reserve(KEY, 1))
+    seal = peer.Seal(num_tokens, (1,), token)
+    offers = peer.Offers(KEY, 1, 0, (peer.OfferedRange(0, 0, 5, 1),), seal)
+    (read,) = (one for one in core.on_peer_message(0, PEER, offers) if isinstance(one, PostRead))
+    sent = [one.message for one in core.on_read_done(0, read.read_id, "") if isinstance(one, Send)]
+    (commit,) = (one for one in sent if isinstance(one, peer.Commit))
+    answer = peer.CommitAnswer(KEY, 1, commit.attempt, True, "")
+    assert ended(core.on_peer_message(0, PEER, answer)) == [EndReason.READ_FAILED]
+    assert (core.kv.pool.num_free, core.sequences) == (num_free, {})
     check_core(core)
