@@ -114,7 +114,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             except httptools.HttpParserError as error:
                 cause = error.__context__
                 known = isinstance(cause, DisaggError)
-                self._refuse(cause if known else no_http())  # type: ignore[arg-type]
+                self._refuse(cause if known else no_http(f": {error}"))  # type: ignore[arg-type]
                 return
             # Of a head, of trailers, of a chunk's size: what the parser keeps or drops by itself.
             self._num_unframed = 0 if self._has_moved else self._num_unframed + len(data)

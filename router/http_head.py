@@ -11,6 +11,7 @@ HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~!$&'()*+;=%-]*)(:\d*)?[ \t]*")
 """A name or an address, with or without a port. A comma could be a name's, or make a list."""
 ABSOLUTE = re.compile(rb"https?://(?=[^:/])([^/]*)", re.IGNORECASE)
 """How a target begins that is sent as to a proxy, with the host in it."""
+_HOST_FAULT = "the host is to be a name or an address, with or without a port"
 
 
 def check_head(version: str, target: bytes, headers: Headers) -> None:
@@ -19,21 +20,9 @@ def check_head(version: str, target: bytes, headers: Headers) -> None:
     Raises:
         RequestError: this is none of HTTP/1.1 or 1.0.
     """
-    names = [name for name, _ in headers]
-    hosts = [value for name, value in headers if name == b"host"]
-    is_good = (
-        version in VERSIONS
-        and TARGET.fullmatch(target) is not None
-        and (len(hosts) == 1 or (not hosts and version == "1.0"))
-        and all(map(HOST.fullmatch, hosts))
-    )
-    # Who looks at keys on the way may take the first of two; here the last one would count.
-    is_good &= all(names.count(name) < 2 for name in (b"authorization", b"x-api-key"))
-    if b"transfer-encoding" in names:
-        codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
-        is_good &= codings == [b"chunked"] and version == "1.1" and b"content-length" not in names
-    if not is_good:
-        raise no_http()
+    fault = _fault_of(version, target, headers)
+    if fault:
+        raise no_http(f": {fault}")
 
 
 def path_of(target: bytes) -> bytes:
@@ -48,7 +37,7 @@ def path_of(target: bytes) -> bytes:
     if absolute is None:
         return target
     if not HOST.fullmatch(absolute[1]):
-        raise no_http()
+        raise no_http(f": {_HOST_FAULT}")
     return target[absolute.end() :] or b"/"
 
 
@@ -71,3 +60,27 @@ def check_line(line: bytes, came: bytes) -> None:
 def no_http(more: str = "") -> RequestError:
     """The error of what is no request."""
     return RequestError(f"this is not HTTP/1.1 as it should be{more}")
+
+
+def _fault_of(version: str, target: bytes, headers: Headers) -> str:
+    """What is wrong with a head, in words that hold nothing of it; "": nothing."""
+    if version not in VERSIONS:
+        return "its version is another one"
+    if TARGET.fullmatch(target) is None:
+        return "a target has visible ASCII characters alone, without #"
+    names = [name for name, _ in headers]
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and version == "1.1"):
+        return f"there are {len(hosts)} Host headers, one is needed"
+    if not all(map(HOST.fullmatch, hosts)):
+        return _HOST_FAULT
+    # Who looks at keys on the way may take the first of two; here the last one would count.
+    for name, shown in ((b"authorization", "Authorization"), (b"x-api-key", "X-Api-Key")):
+        if names.count(name) > 1:
+            return f"there is more than one {shown} header"
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and (codings != [b"chunked"] or version == "1.0"):
+        return "Transfer-Encoding can be chunked alone, once, and in HTTP/1.1"
+    if codings and b"content-length" in names:
+        return "Content-Length and Transfer-Encoding exclude each other"
+    return ""

@@ -205,8 +205,11 @@ class LocalCluster:
             except Exception as error:  # whatever it is, the processes still have to end
                 if str(error) not in self.faults:
                     self.faults.append(f"workers: {error}")
-        with self._calls_ray():
-            stop_ray()
+        try:
+            with self._calls_ray():
+                stop_ray()
+        except Exception as error:  # its library's files may have been replaced under it
+            self.faults.append(f"Ray: {error}")
         # Of a start that was interrupted Ray ends nothing, and nothing there is worth a wait.
         killed = end_processes(self._find_ours(), _KILL_S if self._interrupted else timeout_s)
         if killed and not self._interrupted:  # what only begins to start hears nothing yet

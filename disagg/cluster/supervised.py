@@ -22,6 +22,8 @@ _REGISTERS_S = 5.0
 _UNSEEN_S = 2.0
 _WITHOUT_A_WORD = "Worker unexpectedly exits"
 """In what Ray says where all it knows is that the connection ended, and then guesses why."""
+_NEVER_RAN = "The actor never ran"
+"""What Ray says last of one that ended while it was made; why it did stands before it."""
 
 
 @dataclass(slots=True)
@@ -222,9 +224,8 @@ def why_ended(error: RayError, pid: int | None) -> str:
         error: Ray's.
         pid: of the process; None: it has not served.
     """
-    said = last_line(error)
-    if _WITHOUT_A_WORD not in said:
-        return said
+    if _WITHOUT_A_WORD not in str(error):
+        return last_line(error)
     process = "its process" if pid is None else f"its process {pid}"
     log = "logs/worker-*.err" if pid is None else f"logs/worker-*-{pid}.err"
     return (
@@ -236,4 +237,5 @@ def why_ended(error: RayError, pid: int | None) -> str:
 def last_line(error: Exception) -> str:
     """Of a text that may hold a traceback, what happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(_NEVER_RAN)]
     return lines[-1] if lines else type(error).__name__

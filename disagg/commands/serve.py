@@ -119,7 +119,7 @@ def _keep(settings: Settings, read: Callable[[], Settings]) -> None:
     _log_to_stderr(settings.telemetry.log_format)
     log = logging.getLogger("disagg")
     keeper = Keeper(settings, log.info)
-    interrupt_on_signals()
+    interrupt_on_signals(_AGAIN_S)
     signal.signal(signal.SIGHUP, lambda number, frame: asked.set())
     try:
         keeper.start()
@@ -205,7 +205,7 @@ def _route_in_processes(settings: Settings) -> None:
     group = RouterGroup(
         [*command, f"--end-with-parent={os.getpid()}"], settings, folder.path, log.info
     )
-    interrupt_on_signals()
+    interrupt_on_signals(_AGAIN_S)
     try:
         group.start()
         while not group.cannot_start:

@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from disagg.errors import RequestError
 from disagg.messages.lazy import cached_property
+from disagg.router.client_text import clip
 
 IGNORED = frozenset(
     {
@@ -151,7 +152,10 @@ def _request_error(error: ValidationError) -> RequestError:
     first = error.errors(include_url=False, include_input=False)[0]
     param, kind = "", first["type"]
     for part in (*first["loc"], *((first["ctx"]["name"],) if kind == UNKNOWN_FIELD else ())):
-        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+        if isinstance(part, int):
+            param += f"[{part}]"
+        else:
+            param += f".{clip(part)}" if param else clip(part)
     if kind == "extra_forbidden":
         message = "unknown field"
     elif kind == "missing":

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from disagg.cluster.processes import ProcessId, find_descendants, read_process
+from disagg.cluster.run_folder import RunFolder
+from disagg.workers.engines.vllm.executors import SOCKETS
 from tests.checkpoints import make_checkpoint, reference_generate
 from tests.process.harness import wait_until
 from tests.process.network import Place, UnavailableError, network
@@ -81,6 +83,7 @@ class Served:
         self.hosts, self.place, self.program, self._model_dir = hosts, place, program, model_dir
         self.folder = model_dir.parent
         self.url, self._admin_url = urls
+        self.sockets = Path(os.environ[SOCKETS])
 
     def ask(self, length: int, request_id: str) -> dict[str, Any]:
         """Check an answer against plain transformers; returns the router's record of it."""
@@ -149,6 +152,9 @@ def name_of(process: ProcessId) -> str:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("ray")
+    sockets = RunFolder()  # its path is short
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setenv(SOCKETS, str(sockets.path))
     model_dir = make_checkpoint(folder / "gemma3", "gemma3", window=WINDOW, **VLLM_SHAPE)
     try:
         with network() as made, ray_hosts(made, RESOURCES) as hosts:
@@ -171,12 +177,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
                 program.end()
     except UnavailableError as error:
         pytest.skip(str(error))
+    finally:
+        monkeypatch.undo()
+        sockets.remove()
 
 
 def test_handed_over_between_ranks_of_two_hosts(served: Served) -> None:
     mapped = shared_memory(rank.pid for rank in served.wait_for_ranks())
     assert mapped  # control
     assert {name for name in mapped if not name.endswith(" (deleted)")} == set()
+    assert list(served.sockets.iterdir()) == []
     for length in (33, 2 * WINDOW, 7 * WINDOW + 3):
         (generation,) = served.ask(length, f"over-{length}")["generations"]
         groups = generation["transfer"]["groups"]

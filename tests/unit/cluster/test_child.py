@@ -58,3 +58,9 @@ def test_of_a_worker_that_ray_has_lost_its_log_and_the_kernel_are_named() -> Non
     assert "ray stop" not in said
     assert why_ended(RayError(RAY), None).startswith("its process has ended; ")
     assert why_ended(RayError("the node has gone"), 9165) == "the node has gone"
+
+
+def test_of_one_that_ended_while_it_was_made_the_reason_is_told() -> None:
+    never = "The actor never ran - it was cancelled before it started running."
+    assert why_ended(RayError(f"{RAY}\n{never}"), None).startswith("its process has ended; ")
+    assert why_ended(RayError(f"no room\n{never}"), None) == "no room"

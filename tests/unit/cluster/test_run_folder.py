@@ -4,6 +4,8 @@ import ast
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -132,6 +134,27 @@ def test_no_router_is_asked_for_its_load_once_it_is_to_stop(
     cluster._supervisor = Mock(close=close, stop=stop)
     cluster.stop()
     assert calls == ["close", "router", "workers"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_where_ray_cannot_be_stopped_its_processes_are_ended_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's shutdown raised after its installation was replaced; two agents and a key stayed."""
+
+    def refuses() -> None:
+        raise ImportError("no such module")
+
+    said: list[str] = []
+    monkeypatch.setattr(run_folder, "PARENT", tmp_path)
+    monkeypatch.setattr(local, "stop_ray", refuses)
+    cluster = LocalCluster(Settings(), said.append)
+    cluster._folder, cluster._before = RunFolder(), find_children(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as agent:
+        cluster._interrupted = True
+        cluster.stop()
+        assert agent.wait(10) < 0
+    assert cluster.faults == said == ["Ray: no such module"]
     assert os.listdir(tmp_path) == []
 
 

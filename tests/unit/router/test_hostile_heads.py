@@ -223,6 +223,28 @@ async def test_hosts_that_are_some(house, host):
     assert STATUS.findall(said) == [b"200"]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("two keys", "more than one Authorization header"),
+        ("two keys of the other kind", "more than one X-Api-Key header"),
+        ("no host", "there are 0 Host headers"),
+        ("two hosts in HTTP/1.0", "there are 2 Host headers"),
+        ("a host with a path", "the host is to be a name or an address"),
+        ("two codings", "Transfer-Encoding can be chunked alone"),
+        ("chunks in HTTP/1.0", "Transfer-Encoding can be chunked alone"),
+        ("HTTP/2.0", "its version is another one"),
+        ("a target with a fragment", "a target has visible ASCII characters alone"),
+        ("two lengths", "Content-Length"),  # by the parser, as the next ones
+        ("a length and chunks", "Content-Length"),
+        ("a method in small letters", "method"),
+    ],
+)
+async def test_the_error_says_what_is_wrong(house, name, said):
+    _, _, body = (await answers_to(house, HOSTILE[name])).partition(b"\r\n\r\n")
+    assert said in json.loads(body)["error"]["message"]
+
+
 async def test_what_the_parser_alone_would_take(open_house, monkeypatch):
     """Negative control: some of these are refused by our own check, and are served without it."""
     monkeypatch.setattr(http_connection, "check_head", lambda *head: None)

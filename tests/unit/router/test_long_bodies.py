@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from disagg.errors import RequestError
 from disagg.messages.sampling import GRAMMAR_BYTES_MAX
+from disagg.router.client_text import SHOWN_CHARS_MAX
 from disagg.router.openai import body as bodies
 from disagg.router.openai.body import ITEMS_MAX, OPENINGS_MAX, Strict
 from disagg.router.openai.chat_request import ChatRequest, parse_chat
@@ -53,6 +54,33 @@ def test_one_of_many_unknown_fields_is_named() -> None:
         with pytest.raises(RequestError, match="unknown field") as caught:
             parse_chat(to_json(body))
         assert caught.value.param == param
+
+
+LONG = {"n" * 100_000: 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        (LONG, ""),
+        ({"stream": True, "stream_options": LONG}, "stream_options."),
+        ({"messages": [{"role": "user", "content": "b"} | LONG]}, "messages[0]."),
+        ({"response_format": {"type": "json_object"} | LONG}, "response_format."),
+    ],
+)
+def test_no_more_of_an_unknown_name_is_told_than_of_other_texts(fields, where) -> None:
+    with pytest.raises(RequestError, match="unknown field") as caught:
+        parse_chat(to_json({"model": "tiny", "messages": []} | fields))
+    assert caught.value.param is not None
+    assert caught.value.param.startswith(where + "n" * SHOWN_CHARS_MAX + "…")
+    assert len(caught.value.param) < 2 * SHOWN_CHARS_MAX
+
+
+def test_no_more_of_a_key_is_told_either() -> None:
+    bias = {"logit_bias": {"n" * 100_000: 1}}
+    with pytest.raises(RequestError) as caught:
+        parse_chat(to_json({"model": "tiny", "messages": []} | bias))
+    assert len(str(caught.value)) < 4 * SHOWN_CHARS_MAX
 
 
 @pytest.mark.parametrize(

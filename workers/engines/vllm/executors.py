@@ -18,6 +18,10 @@ FOLDER = "disagg-ranks-"
 """How the name of the one that is made for them begins."""
 REASON = "why-a-rank-failed"
 """What the first rank that failed at the start leaves there."""
+_NO_WORD = (
+    "the process of a rank ended before it was ready, perhaps killed for want of memory; what it"
+    " said,"
+)
 FOLDER_MAX = 40
 """A socket's name has 107 characters at most, of which the own folder and vLLM's name take 60."""
 
@@ -69,18 +73,19 @@ def nameless_sockets(options: WorkerOptions) -> Iterator[None]:
 @contextmanager
 def reasons_of_ranks() -> Iterator[None]:
     """Within it a rank that fails has its own reason raised: vLLM says only that one has failed."""
+    from ray.exceptions import ActorDiedError
+
     try:
         yield
+    except ActorDiedError as error:  # what a rank of Ray's raises comes as another error
+        raise RuntimeError(f"{_NO_WORD} logs/worker-*.err in Ray's folder have") from error
     except Exception as error:
         if "See stack trace" not in str(error):
             raise
         reason = Path(os.environ.get(SOCKETS, ""), REASON)
         if reason.is_file():
             raise RuntimeError(f"a rank failed: {reason.read_text()}") from error
-        raise RuntimeError(
-            "the process of a rank ended before it was ready, perhaps killed for want of memory;"
-            " the log of this worker has what it said"
-        ) from error
+        raise RuntimeError(f"{_NO_WORD} the log of this worker has") from error
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from disagg.workers.engines.vllm.executors import (
     SOCKETS,
@@ -87,6 +88,14 @@ def test_a_rank_that_was_killed_has_no_reason(monkeypatch: pytest.MonkeyPatch) -
         start_fails()
     with pytest.raises(ValueError, match="said in this process"), reasons_of_ranks():
         raise ValueError("said in this process")  # control
+
+
+def test_a_rank_of_rays_that_was_killed_is_told_in_one_sentence() -> None:
+    with pytest.raises(RuntimeError, match="perhaps killed") as caught, reasons_of_ranks():
+        raise ActorDiedError
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RayTaskError), reasons_of_ranks():  # control: it has a reason of its own
+        raise RayTaskError("init", "it", ValueError())  # type: ignore[no-untyped-call]
 
 
 def test_nothing_is_left_in_a_folder_of_the_users(
