@@ -279,7 +279,7 @@ class RouterCore:
                 return self._resets.answered(now_ms, incarnation, message, self._fleet.views())
             case Superseded(key):
                 error = SupersededError(SENT_AGAIN)
-                actions = self._lifecycle.fail(now_ms, key.request_id, error, key.generation)
+                actions = self._lifecycle.superseded(now_ms, incarnation, key, error)
                 return actions + self._admit_freed(now_ms)
 
     def generate(self, now_ms: int, request: NewRequest) -> list[RouterAction]:

@@ -44,6 +44,7 @@ class RoutedRequest:
         outgrown_tokens: ``max_model_tokens`` of the largest worker that rejected it; 0 before.
         killers: workers lost while it had a part there, and heard since it was planned there.
         has_stalled: it was planned anew because a worker of its plan had stalled.
+        claimed_at: workers that were sent a claim of its name, and may say that it is superseded.
         held_until_ms: until then it may wait at the router by choice, although there is room; 0: it
             has not done so.
         progress_ms: when something last went forward: a plan, a token, a report, or a prefill.
@@ -75,6 +76,7 @@ class RoutedRequest:
         self.outgrown_tokens = 0
         self.has_stalled = False
         self.killers: set[Incarnation] = set()
+        self.claimed_at: set[Incarnation] = set()
         self.generations: list[Generation] = []
         self.progress_ms = now_ms
         self._num_computed_tokens = 0
@@ -193,6 +195,7 @@ class RoutedRequest:
             return []
         keeper = keeper_of(self.claim)
         workers = dict.fromkeys((*self.current.workers, *([keeper] if keeper else ())))
+        self.claimed_at.update(workers)
         again = len(self.generations) > 1
         waited_ms = max(0, self.current.started_ms - self._accepted_ms)
         claim = Claim(self.current.key, self.claim, self._accepted_ms, again, waited_ms)

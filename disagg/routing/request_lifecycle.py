@@ -76,12 +76,21 @@ class RequestLifecycle:
         self._live.end(now_ms, request, "cancelled", reason)
         return actions
 
-    def fail(
-        self, now_ms: int, request_id: str, error: DisaggError, generation: int | None = None
-    ) -> list[RouterAction]:
-        """End a live request, at its workers as well; if given, of that generation or since."""
+    def fail(self, now_ms: int, request_id: str, error: DisaggError) -> list[RouterAction]:
+        """End a live request, at its workers as well."""
         request = self._live.get(request_id)
-        if request is None or (generation or request.first_generation) < request.first_generation:
+        return self._fail(now_ms, request, error) if request is not None else []
+
+    def superseded(
+        self, now_ms: int, incarnation: Incarnation, key: RequestKey, error: DisaggError
+    ) -> list[RouterAction]:
+        """End the request that was claimed under a key, if it was claimed at that worker."""
+        request = self._live.get(key.request_id)
+        if (
+            request is None
+            or key.generation < request.first_generation
+            or incarnation not in request.claimed_at
+        ):
             return []
         return self._fail(now_ms, request, error)
 

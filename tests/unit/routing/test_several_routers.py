@@ -90,12 +90,26 @@ def test_who_is_superseded_fails_and_is_cancelled_once() -> None:
     key = router.submits[0][1].key
     heard(router, P, Superseded(key._replace(request_id="unknown")))
     assert router.actions == []
+    heard(router, P, Superseded(key._replace(generation=0)))
+    assert router.actions == [], "of an earlier request with this id"
     heard(router, P, Superseded(key))
     assert isinstance(router.error, SupersededError)
     assert sorted(name for name, _ in router.cancels) == ["d", "p"]
     assert router.core.num_live == 0
     heard(router, D, Superseded(key))
     assert router.actions == []
+
+
+def test_a_worker_that_was_not_asked_supersedes_nothing() -> None:
+    workers = [P, D, *(worker(f"w{n}", "both") for n in range(8))]
+    router = Router(*workers)
+    router.generate(named())
+    key = router.submits[0][1].key
+    asked = {name for name, _ in claims(router)}
+    stranger, *_ = (one for one in workers if one.incarnation.worker_id not in asked)
+    heard(router, stranger, Superseded(key))
+    assert router.actions == []
+    assert router.core.num_live == 1
 
 
 def test_it_is_ended_also_after_it_was_planned_anew_and_a_later_one_is_not() -> None:
