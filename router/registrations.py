@@ -7,7 +7,7 @@ from disagg.errors import ConfigError
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.fleet import WORKERS_MAX
 from disagg.routing.worker_view import WorkerView
-from disagg.wire.registration_codec import NAME_CHARS_MAX
+from disagg.wire.checks import NAME_CHARS_MAX
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 ROLES = ("prefill", "decode", "both")
 WORKERS_MAX = 4096
-_FIXED_FIELDS = ("contract", "groups", "tiers", "revision")
-"""Of one incarnation."""
+_FIXED_FIELDS = ("address", "contract", "groups", "tiers", "revision")
+"""Of one incarnation: who knows a living worker's epoch cannot take its place."""
 
 
 class LostWorker(NamedTuple):
@@ -115,10 +115,9 @@ class Fleet:
         if known is None and len(self._workers) >= WORKERS_MAX:
             raise ConfigError(f"more than {WORKERS_MAX} workers", param="worker_id")
         if known is not None and known.info.incarnation == info.incarnation:
-            if any(getattr(known.info, one) != getattr(info, one) for one in _FIXED_FIELDS):
-                raise ConfigError(
-                    "a worker's contract cannot change within an epoch", param="contract"
-                )
+            for name in _FIXED_FIELDS:
+                if getattr(known.info, name) != getattr(info, name):
+                    raise ConfigError(f"a worker's {name} cannot change in an epoch", param=name)
             known.info = info  # a new role or new limits
             self._silence.heard(now_ms, known)
             self.roster.changed(known)

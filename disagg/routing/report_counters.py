@@ -4,6 +4,9 @@ from collections import Counter
 
 from disagg.messages.reports import PrefillReport, TransferKind, TransferReport
 
+VALUES_MAX = 64
+OTHER = "other"
+
 
 def count_report(
     counters: Counter[tuple[str, str]], report: PrefillReport | TransferReport
@@ -16,10 +19,18 @@ def count_report(
         counters["prefill_uncached_common_tokens", ""] += report.uncached_common_tokens
     elif report.kind is TransferKind.PREFIX:
         cause = report.failed.partition(":")[0] if report.failed else "committed"
-        counters["prefix_pulls", cause] += 1
+        _add(counters, "prefix_pulls", cause, 1)
         for group in report.groups:
-            counters["prefix_pulled_bytes", group.kind] += group.pulled_bytes
+            _add(counters, "prefix_pulled_bytes", group.kind, group.pulled_bytes)
     else:
         for group in report.groups:
-            counters["pulled_bytes", group.kind] += group.pulled_bytes
-            counters["full_bytes", group.kind] += group.full_bytes
+            _add(counters, "pulled_bytes", group.kind, group.pulled_bytes)
+            _add(counters, "full_bytes", group.kind, group.full_bytes)
+
+
+def _add(counters: Counter[tuple[str, str]], name: str, value: str, num: int) -> None:
+    """Count under a value that a worker has named: the first so many have series of their own."""
+    if (name, value) not in counters:
+        num_values = sum(known == name for known, _ in counters)
+        value = value if num_values < VALUES_MAX else OTHER
+    counters[name, value] += num

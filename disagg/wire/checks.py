@@ -11,6 +11,7 @@ from disagg.errors import ProtocolError
 
 HASH_BYTES = 32
 LINE_CHARS_MAX = 1000
+NAME_CHARS_MAX = 300
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 E = TypeVar("E", bound=StrEnum)

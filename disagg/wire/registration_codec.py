@@ -11,11 +11,16 @@ from disagg.messages.registration import (
     TierInfo,
     WorkerInfo,
 )
-from disagg.wire.checks import malformed, require_line, require_set, require_text
+from disagg.wire.checks import (
+    NAME_CHARS_MAX,
+    malformed,
+    require_line,
+    require_set,
+    require_text,
+)
 from disagg.wire.identity_codec import incarnation_from_wire, incarnation_to_wire
 from disagg.wire.v1 import registration_pb2
 
-NAME_CHARS_MAX = 300
 """Of ids, epochs and addresses: host names have up to 253, and ids may be made of them."""
 
 

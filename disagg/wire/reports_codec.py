@@ -10,7 +10,7 @@ from disagg.messages.reports import (
     TransferKind,
     TransferReport,
 )
-from disagg.wire.checks import enum_value
+from disagg.wire.checks import NAME_CHARS_MAX, enum_value, malformed, require_line, to_line
 from disagg.wire.identity_codec import (
     incarnation_from_wire,
     incarnation_to_wire,
@@ -18,6 +18,9 @@ from disagg.wire.identity_codec import (
     key_to_wire,
 )
 from disagg.wire.v1 import session_pb2
+
+POSITIONS_MAX = 1 << 20
+"""Blocks of a sequence: of 16 tokens each, 16 million tokens."""
 
 
 def prefill_to_wire(report: PrefillReport) -> session_pb2.PrefillReport:
@@ -74,14 +77,21 @@ def transfer_from_wire(wire: session_pb2.TransferReport, router: str) -> Transfe
     return TransferReport(
         key=key_from_wire(wire, router=router),
         owner=incarnation_from_wire(wire, "owner"),
-        groups=tuple(GroupTransfer(**_group_fields(one)) for one in wire.groups),
+        groups=tuple(_group_from_wire(one) for one in wire.groups),
         num_reads=wire.num_reads,
         read_ms=wire.read_ms,
         exposed_ms=wire.exposed_ms,
         kind=enum_value(TransferKind, wire, "kind"),
         num_tokens=wire.num_tokens,
-        failed=wire.failed,
+        failed=to_line(wire.failed),
     )
+
+
+def _group_from_wire(wire: session_pb2.GroupTransfer) -> GroupTransfer:
+    require_line(wire, "kind", NAME_CHARS_MAX)
+    if len(wire.block_map) > POSITIONS_MAX:  # the router keeps it for a while
+        raise malformed(wire, "block_map", f"has more than {POSITIONS_MAX} positions")
+    return GroupTransfer(**_group_fields(wire))
 
 
 def _group_fields(group: GroupTransfer | session_pb2.GroupTransfer) -> dict[str, Any]:

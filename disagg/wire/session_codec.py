@@ -23,7 +23,7 @@ from disagg.messages.session import (
 )
 from disagg.messages.stats import WorkerStats
 from disagg.messages.submit import Submit
-from disagg.wire.checks import enum_value, malformed, to_line
+from disagg.wire.checks import NAME_CHARS_MAX, enum_value, malformed, require_line, to_line
 from disagg.wire.identity_codec import (
     incarnation_from_wire,
     incarnation_to_wire,
@@ -211,9 +211,10 @@ def session_response_from_wire(
             return stats_from_wire(response.stats)
         case "reset":
             reset = response.reset
-            held = tuple(sorted(reset.in_use.items()))
+            require_line(reset, "router", NAME_CHARS_MAX)
+            held, refused = tuple(sorted(reset.in_use.items())), to_line(reset.refused)
             return PrefixCacheReset(
-                reset.number, reset.num_forgotten, held, reset.refused, reset.router or router
+                reset.number, reset.num_forgotten, held, refused, reset.router or router
             )
         case "superseded":
             return Superseded(key_from_wire(response.superseded, router=router))

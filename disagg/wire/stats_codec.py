@@ -1,11 +1,13 @@
 """A worker's load on the wire: for its routers, and in its status."""
 
-import math
-
 from disagg.messages.stats import RESIDENCY_BOUNDS_MS, ResidencyHistogram, RouterLoad, WorkerStats
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, StepTimes
-from disagg.wire.checks import malformed
+from disagg.wire.checks import NAME_CHARS_MAX, malformed
 from disagg.wire.v1 import session_pb2
+
+COUNTERS_MAX = 1024
+SUM_MAX = 1e40
+"""Far above what a worker can measure; sums of all workers, and their products, stay finite."""
 
 
 def stats_to_wire(stats: WorkerStats) -> session_pb2.WorkerStats:
@@ -60,7 +62,7 @@ def stats_from_wire(wire: session_pb2.WorkerStats) -> WorkerStats:
             RouterLoad(load.router_id, load.num_requests, load.num_prefill_tokens)
             for load in wire.loads
         ),
-        counters=tuple(sorted(wire.counters.items())),
+        counters=_counters_from_wire(wire),
         residency=tuple(_residency_from_wire(one) for one in wire.residency),
         step_times=_step_times_from_wire(wire.step_times) if wire.HasField("step_times") else None,
         num_prompts_queued=(
@@ -69,6 +71,14 @@ def stats_from_wire(wire: session_pb2.WorkerStats) -> WorkerStats:
         num_decoding=wire.num_decoding if wire.HasField("num_decoding") else None,
         stalled=wire.stalled,
     )
+
+
+def _counters_from_wire(wire: session_pb2.WorkerStats) -> tuple[tuple[str, int], ...]:
+    if len(wire.counters) > COUNTERS_MAX:
+        raise malformed(wire, "counters", f"has more than {COUNTERS_MAX} entries")
+    if any(len(name) > NAME_CHARS_MAX for name in wire.counters):
+        raise malformed(wire, "counters", f"has a name of more than {NAME_CHARS_MAX} characters")
+    return tuple(sorted(wire.counters.items()))
 
 
 def _residency_from_wire(wire: session_pb2.ResidencyHistogram) -> ResidencyHistogram:
@@ -93,6 +103,6 @@ def _step_times_from_wire(wire: session_pb2.StepTimes) -> StepTimes:
     ):
         if len(sums) != num:
             raise malformed(wire, name, f"has {len(sums)} entries")
-        if not all(math.isfinite(one) and one >= 0 for one in sums):
-            raise malformed(wire, name, "has a sum that is no number of at least 0")
+        if not all(0 <= one <= SUM_MAX for one in sums):
+            raise malformed(wire, name, f"has a sum that is no number of 0 to {SUM_MAX:g}")
     return StepTimes(wire.num_steps, tuple(wire.products), tuple(wire.timed), wire.step_tokens_max)

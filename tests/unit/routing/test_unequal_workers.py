@@ -112,3 +112,12 @@ def test_unlike_workers_that_are_accepted_serve_alone_unless_their_types_differ(
     assert len({to for to, _ in router.submits}) == 1
     with pytest.raises(ConfigError, match="dtype"):
         router.core.register(0, worker("x", contract=replace(CONTRACT, dtype="bfloat16")))
+
+
+def test_who_knows_a_living_workers_epoch_does_not_take_its_place() -> None:
+    known = worker("p")
+    router = Router(known)
+    with pytest.raises(ConfigError, match="address cannot change") as refused:
+        router.core.register(1, replace(known, address="elsewhere:1"))
+    assert refused.value.param == "address"
+    assert router.core.fleet[0].info == known

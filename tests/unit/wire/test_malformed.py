@@ -1,6 +1,7 @@
 """Whatever is malformed is refused with the name of the field."""
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,19 +28,23 @@ from disagg.messages.peer import (
     WrongEpoch,
 )
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
-from disagg.messages.reports import TransferReport
+from disagg.messages.reports import GroupTransfer, TransferReport
 from disagg.messages.sampling import SamplingParams, TokenLogprobs
-from disagg.messages.session import EndReason, PartEnded, PrefillProgress
+from disagg.messages.session import EndReason, PartEnded, PrefillProgress, PrefixCacheReset
+from disagg.messages.stats import WorkerStats
+from disagg.messages.step_times import StepTimes
 from disagg.messages.submit import PeerAddress, PullPlan, Role, Submit
 from disagg.wire.kv_events_codec import kv_batch_from_wire, kv_batch_to_wire
 from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
 from disagg.wire.registration_codec import worker_info_from_wire, worker_info_to_wire
+from disagg.wire.reports_codec import POSITIONS_MAX
 from disagg.wire.session_codec import (
     session_request_from_wire,
     session_request_to_wire,
     session_response_from_wire,
     session_response_to_wire,
 )
+from disagg.wire.stats_codec import COUNTERS_MAX
 from disagg.wire.stream_hello import PeerHello, PoolInfo, SessionOpen
 from disagg.wire.v1 import outputs_pb2, peer_pb2
 
@@ -104,6 +109,16 @@ def snapshot() -> Message:
 def registration() -> Message:
     group = GroupInfo("full_attention", 16, 0, 2, 4096)
     return worker_info_to_wire(WorkerInfo(ME, "h:1", "both", "m", CONTRACT, (group,), 100, 50, 8))
+
+
+def load() -> Message:
+    stats = WorkerStats(0, 0, 0, 0, 0, 0, 0, 0, 0, True, (("n", 1),), step_times=StepTimes(1))
+    return session_response_to_wire(stats)
+
+
+def transfer() -> Message:
+    group = GroupTransfer(0, "full_attention", 0, 16, "p", 1, 1, 1, 1, 1)
+    return session_response_to_wire(TransferReport(KEY, ME, (group,), 0, 0, 0))
 
 
 CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
@@ -200,6 +215,26 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("StepOutputs.token_ids", outputs, lambda w: w.outputs.num_tokens.__setitem__(0, 3)),
     ("StepOutputs.logprobs", outputs, lambda w: w.outputs.has_logprobs.__setitem__(1, True)),
     ("StepOutputs.top_token_ids", outputs, lambda w: w.outputs.num_top.__setitem__(0, 9)),
+    ("StepTimes.products", load, lambda w: w.stats.step_times.products.__setitem__(0, 1e308)),
+    ("StepTimes.timed", load, lambda w: w.stats.step_times.timed.__setitem__(0, math.nan)),
+    ("StepTimes.timed", load, lambda w: w.stats.step_times.timed.__setitem__(0, -1.0)),
+    (
+        "WorkerStats.counters",
+        load,
+        lambda w: w.stats.counters.update({str(number): 1 for number in range(COUNTERS_MAX + 1)}),
+    ),
+    ("WorkerStats.counters", load, lambda w: w.stats.counters.update({301 * "n": 1})),
+    ("GroupTransfer.kind", transfer, lambda w: setattr(w.transfer.groups[0], "kind", "a\nb")),
+    (
+        "GroupTransfer.block_map",
+        transfer,
+        lambda w: setattr(w.transfer.groups[0], "block_map", "p" * (POSITIONS_MAX + 1)),
+    ),
+    (
+        "PrefixCacheReset.router",
+        lambda: session_response_to_wire(PrefixCacheReset(1, 0)),
+        lambda w: setattr(w.reset, "router", 301 * "r"),
+    ),
     ("KvEventBatch.epoch", stored, lambda w: w.ClearField("epoch")),
     ("KvEvent.event", stored, lambda w: w.events[0].ClearField("stored")),
     ("BlocksStored.hashes", stored, lambda w: setattr(w.events[0].stored, "hashes", b"x")),
