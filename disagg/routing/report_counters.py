@@ -19,18 +19,21 @@ def count_report(
         counters["prefill_uncached_common_tokens", ""] += report.uncached_common_tokens
     elif report.kind is TransferKind.PREFIX:
         cause = report.failed.partition(":")[0] if report.failed else "committed"
-        _add(counters, "prefix_pulls", cause, 1)
+        counters["prefix_pulls", _value(counters, "prefix_pulls", cause)] += 1
         for group in report.groups:
-            _add(counters, "prefix_pulled_bytes", group.kind, group.pulled_bytes)
+            counters[
+                "prefix_pulled_bytes", _value(counters, "prefix_pulled_bytes", group.kind)
+            ] += group.pulled_bytes
     else:
         for group in report.groups:
-            _add(counters, "pulled_bytes", group.kind, group.pulled_bytes)
-            _add(counters, "full_bytes", group.kind, group.full_bytes)
+            counters["pulled_bytes", _value(counters, "pulled_bytes", group.kind)] += (
+                group.pulled_bytes
+            )
+            counters["full_bytes", _value(counters, "full_bytes", group.kind)] += group.full_bytes
 
 
-def _add(counters: Counter[tuple[str, str]], name: str, value: str, num: int) -> None:
-    """Count under a value that a worker has named: the first so many have series of their own."""
-    if (name, value) not in counters:
-        num_values = sum(known == name for known, _ in counters)
-        value = value if num_values < VALUES_MAX else OTHER
-    counters[name, value] += num
+def _value(counters: Counter[tuple[str, str]], name: str, value: str) -> str:
+    """A value that a worker has named: the first so many have series of their own."""
+    if (name, value) in counters:
+        return value
+    return value if sum(known == name for known, _ in counters) < VALUES_MAX else OTHER
