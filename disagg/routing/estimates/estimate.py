@@ -78,6 +78,8 @@ class Estimate:
     """What a plan takes and what it costs others, in ms; all of it finite and at least 0."""
 
     queue_ms: float
+    room_ms: float
+    """Of that, until there is memory for it and a place to run in."""
     drain_ms: float
     """Until all is computed that is queued where it is prefilled: so long it waits at most."""
     transfer_ms: float
@@ -188,10 +190,11 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     else:
         late = prefill.num_made_late(0, 0, held_ms, *bounds)
         late += decode.num_made_late(1, work.num_tokens, 0.0, *bounds)
-    memory_ms = _memory_ms(work, prefill, decode)
+    room_ms = slot_ms + _memory_ms(work, prefill, decode)
     return Estimate(
-        queue_ms=queue_ms + slot_ms + memory_ms,
-        drain_ms=slot_ms + memory_ms + prefill.drain_ms,
+        queue_ms=queue_ms + room_ms,
+        room_ms=room_ms,
+        drain_ms=room_ms + prefill.drain_ms,
         transfer_ms=work.load_ms + pull_ms + (0.0 if local else work.reserve_ms),
         prefill_ms=prefill_ms,
         prefill_alone_ms=prefill.num_steps(num_computed) * prefill.cost.step_ms + held_ms,

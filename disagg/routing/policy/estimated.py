@@ -25,6 +25,10 @@ QUEUE_MS_MAX = 150.0
 """A prompt that waits for longer where it goes can as well wait at the router, and be planned when
 more is known: a worker with so much to do is not idle for lack of it."""
 
+ROOM_MS_MAX = 150.0
+"""Where answers wait for longer for room at each worker that decodes, prefill workers have some:
+so long their role is worth."""
+
 HOLD_MS_MAX = 10_000
 """After so long it goes all the same, to its part of the worker's steps: shorter prompts, which
 wait for less, could go before it for ever."""
@@ -48,7 +52,8 @@ class Estimated:
     These are weighed: its plan; the best prefix and the shortest queues to prefill, each with the
     decode worker of least load and the one that holds most; decode workers alone, those that hold
     most, have the least load or the shortest queue; and each of these with a prefix pulled from a
-    third worker. The plan that takes the least time is best: until an answer's first
+    third worker. Where all that decode are full, prefill workers alone are weighed as well. The
+    plan that takes the least time is best: until an answer's first
     `ANSWER_TOKENS`, and, with a weight, what others are held up by, those to come among them. An
     SLO that is missed counts as time as well, see `MISS_SHARE`. For a request that would be shed
     only plans count by which it is not, if there are any.
@@ -81,6 +86,11 @@ class Estimated:
             key = _key(prefill, decode, pull)
             if key not in plans:
                 plans[key] = appraiser.appraise(Plan(prefill, decode, "", pull))
+        if all(
+            one.estimate is None or one.estimate.room_ms > ROOM_MS_MAX for one in plans.values()
+        ):
+            for place in _Others(demand, candidates).places_elsewhere():
+                plans[_key(place, place, None)] = appraiser.appraise(Plan(place, place, ""))
         known = [(one, found) for one in plans.values() if (found := one.estimate) is not None]
         kept = [one for one, found in known if not demand.is_shed(found.ttft_ms)]
         best = min(kept or [one for one, _ in known], key=self._cost_ms)
@@ -176,6 +186,11 @@ class _Others:
         _, most = self._all.most_saved(fitting)
         yield self._all.least_loaded(most)
         yield self._all.least_loaded(fitting)
+        yield from self._all.shortest_queues(fitting, QUEUES_MAX)
+
+    def places_elsewhere(self) -> Iterator[Candidate]:
+        """Prefill workers alone, where an answer is in the way of others' prompts."""
+        fitting = self._all.can_prefill & self._all.can_decode & ~self._all.with_role("decode")
         yield from self._all.shortest_queues(fitting, QUEUES_MAX)
 
     def _pairs(self) -> Iterator[tuple[Candidate, Candidate]]:

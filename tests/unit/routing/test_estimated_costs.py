@@ -16,6 +16,7 @@ from tests.unit.routing.measured_fleet import D, P, fleet, say, served
 
 FOUND = Estimate(
     queue_ms=10.0,
+    room_ms=0.0,
     drain_ms=0.0,
     transfer_ms=0.0,
     prefill_ms=40.0,

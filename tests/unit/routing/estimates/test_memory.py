@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+from disagg.messages.registration import WorkerInfo
 from disagg.messages.submit import Role
 from disagg.routing.estimates.estimate import Move, Work, estimate
 from disagg.routing.estimates.kv_bytes import num_blocks_of
 from disagg.routing.estimates.place import LinkCost, Place, StepCost
-from tests.unit.routing.measured_fleet import D2, D, fleet, roles, say, served
+from tests.unit.routing.measured_fleet import D2, D, P, fleet, roles, say, served
 from tests.unit.routing.test_index import group
 
 MIB = 1 << 20
@@ -56,3 +57,17 @@ def test_a_worker_whose_pool_is_full_is_gone_round() -> None:
         say(router, D, num_running=4, num_blocks_usable=200, num_blocks_free=num_free)
         say(router, D2, num_running=5)
         assert roles(served(router)) == {who: Role.LOCAL}, num_free
+
+
+def full(*workers: WorkerInfo, num_free: int = 0) -> dict[str, Role]:
+    """Who has which part of a request, where those that decode have so many blocks free."""
+    router = fleet(*workers)
+    for one in workers:
+        if one.role == "decode":
+            say(router, one, num_running=40, num_blocks_usable=200, num_blocks_free=num_free)
+    return roles(served(router))
+
+
+def test_where_all_that_decode_are_full_a_prefill_worker_does_all() -> None:
+    assert full(P, D) == {"p": Role.LOCAL}
+    assert full(P, D, num_free=190) == {"p": Role.PREFILL, "d": Role.DECODE}, "control"
