@@ -128,7 +128,7 @@ def simulate(
             show_default=f"{SLOS.tpot_ms:g}",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all that is drawn.")] = 0,
     processes: Annotated[
         int,
         typer.Option(

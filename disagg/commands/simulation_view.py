@@ -76,7 +76,7 @@ def check_plot(path: Path) -> None:
     Raises:
         ConfigError: matplotlib is not installed, or the file's name or folder cannot be used.
     """
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"--plot: {path}: .svg or .png is wanted", param="plot")
     if find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib: pip install 'disagg[plot]'", param="plot")
@@ -113,8 +113,9 @@ def plot(found: Sequence[Figures], path: Path, name: str) -> None:
     axes.grid(visible=True, alpha=0.3)
     axes.set_ylim(bottom=0)
     # Without a date and with fixed ids equal figures make equal files.
-    metadata = {"Date": None} if path.suffix == ".svg" else None
+    kind = path.suffix.lower().removeprefix(".")
+    metadata = {"Date": None} if kind == "svg" else None
     drawn = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "disagg", "svg.fonttype": "none"}):
-        figure.savefig(drawn, format=path.suffix[1:], metadata=metadata)
+        figure.savefig(drawn, format=kind, metadata=metadata)
     write_whole(path, drawn.getvalue(), "--plot")

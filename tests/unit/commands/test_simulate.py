@@ -45,7 +45,7 @@ def measured(tmp_path: Path) -> str:
 
 def test_rates_policies_ratios_and_a_plot(measured: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    plots = [tmp_path / name for name in ("one.svg", "two.svg")]
+    plots = [tmp_path / name for name in ("one.svg", "two.SVG")]
     runs = [
         simulate(
             *("--curves", measured, "--mix", "short-chat", "--rate", "1,4", *LIGHT),
@@ -155,6 +155,7 @@ def test_progress_goes_to_the_other_stream(measured: str) -> None:
         ),
         (("--trace", "packed.jsonl"), "is to be unpacked first, as by gzip -dc"),
         (("--mix", "short-chat", "--rate", "1", "--plot", "folder.svg"), "is a directory"),
+        (("--mix", "short-chat", "--rate", "1", "--seed=-1"), "--seed"),
         (("--mix", "short-chat", "--rate", "1", "--slo-tpot-ms", "inf"), "router.slo_tpot_ms"),
     ],
 )
