@@ -118,6 +118,8 @@ class RouterApp:
         self.http_port = ports.http.getsockname()[1]
         self.admin_port = ports.admin.getsockname()[1]
         self._metrics.registry.register(self._followed)
+        if self._connections.certificate is not None:
+            self._metrics.show_certificate(self._connections.expires_s)
         spans = RequestSpans(self._tracer, options.model_name)
         self.dispatcher = Dispatcher(options, self._metrics, self._connections, spans)
         self._preparation = Preparation(options, self._tokenizer, self.dispatcher)

@@ -227,6 +227,11 @@ class Metrics:
         text = "Requests that wait at the router for room at a worker."
         self._gauge("requests_waiting", text, num_waiting)
 
+    def show_certificate(self, expires_s: Callable[[], float]) -> None:
+        """Include when the router's certificate expires, in Unix time, read at every scrape."""
+        text = "When the certificate between nodes expires, in Unix time."
+        self._gauge("certificate_expiry_timestamp_seconds", text, expires_s)
+
     def pieces(self) -> Iterator[str]:
         """All metrics in Prometheus' text format, of workers as they are when it begins.
 
@@ -250,7 +255,7 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> PlainCounter:
         return self._shown(PlainCounter(f"disagg_{name}", text, self._model_name, labels))
 
-    def _gauge(self, name: str, text: str, now: Callable[[], int]) -> None:
+    def _gauge(self, name: str, text: str, now: Callable[[], float]) -> None:
         gauge = self._shown(Gauge(f"disagg_{name}", text, ["model_name"], registry=None))
         gauge.labels(self._model_name).set_function(now)
 

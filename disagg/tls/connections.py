@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -51,6 +52,11 @@ class Connections:
     def certificate(self) -> Certificate | None:
         """The certificate of new connections; None: there is none."""
         return None if self._files is None else self._files.current()
+
+    def expires_s(self) -> float:
+        """When the certificate of new connections expires, in Unix time; endless without one."""
+        certificate = self.certificate
+        return math.inf if certificate is None else certificate.not_after.timestamp()
 
     def channel(self, address: str, options: Options = ()) -> grpc.aio.Channel:
         """A channel to a node; it must show a certificate for `NODE_NAME` or nothing is said."""

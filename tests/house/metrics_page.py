@@ -43,6 +43,7 @@ def metrics_with_everything() -> Metrics:
     metrics.task_failed("tick")
     key, owner = RequestKey("r", 1), Incarnation("w", "e")
     metrics.transfer(TransferReport(key, owner, (), 1, 1, 1, TransferKind.HANDOVER))
+    metrics.show_certificate(lambda: 1.0)
     metrics.show_core({(name, "x"): 1 for name in (*PLAIN, *LABELLED)}, lambda: 0)
     return metrics
 

@@ -7,6 +7,8 @@ from disagg.messages.stats import RESIDENCY_BOUNDS_MS, ResidencyHistogram
 from disagg.router import metrics as metrics_module
 from disagg.router.metrics import Metrics
 from disagg.testing.scripted_worker import READY
+from disagg.tls.certificate_files import CertificateFiles
+from tests.unit.tls.strangers import create
 
 PATH = "/reset_prefix_cache"
 
@@ -120,3 +122,14 @@ def test_a_histogram_of_an_unknown_name_is_left_out():
     stats = type(READY)(*(0,) * 9, ready=True, residency=(ResidencyHistogram("mood", (), 0),))
     metrics.worker_stats("w", "both", stats)
     assert "mood" not in metrics.text()
+
+
+async def test_when_the_certificate_expires_is_on_the_page_of_metrics(open_house, tmp_path):
+    name = "disagg_certificate_expiry_timestamp_seconds"
+    folder = create(tmp_path)
+    house = await open_house(tls_directory=str(folder))
+    page = (await house.admin.get("/metrics")).text
+    (line,) = (one for one in page.splitlines() if one.startswith(name))
+    assert float(line.split()[-1]) == CertificateFiles(folder).current().not_after.timestamp()
+    plain = await open_house()
+    assert name not in (await plain.admin.get("/metrics")).text, "control"
