@@ -26,8 +26,8 @@ QUEUE_MS_MAX = 150.0
 more is known: a worker with so much to do is not idle for lack of it."""
 
 ROOM_MS_MAX = 150.0
-"""Where answers wait for longer for room at each worker that decodes, prefill workers have some:
-so long their role is worth."""
+"""If every plan waits for longer for memory or a place, prefill workers may decode as well; for
+less their role is kept."""
 
 HOLD_MS_MAX = 10_000
 """After so long it goes all the same, to its part of the worker's steps: shorter prompts, which
