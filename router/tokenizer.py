@@ -8,6 +8,7 @@ from typing import Any
 from disagg.errors import ConfigError
 from disagg.grammar.compiler import GrammarCompiler
 from disagg.grammar.tokenizer_digest import tokenizer_digest
+from disagg.kv.shapes.config_fields import text_part
 from disagg.router.chat import Chat
 from disagg.router.chat_template import GEMMA_TOOLS, ChatTemplate
 from disagg.router.detokenizer import Detokenizer, Vocabulary
@@ -57,6 +58,8 @@ class Tokenizer:
         """
         path = Path(model_dir)
         config = _read_json(path / "config.json")
+        text_config = text_part(config)
+        model_type = str(config.get("model_type", ""))
         generation_file = path / "generation_config.json"
         generation = _read_json(generation_file) if generation_file.is_file() else {}
         try:
@@ -79,7 +82,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._vocabulary = Vocabulary(self._backend)
-        family = family_of(config.get("model_type", ""))
+        family = family_of(model_type)
         writes_as_gemma = tool_call_parser == GEMMA or (
             tool_call_parser == AUTO and family is not None and family.tools == GEMMA
         )
@@ -87,7 +90,7 @@ class Tokenizer:
             self._tokenizer, chat_template, GEMMA_TOOLS if writes_as_gemma else None
         )
         self.messages = MessageSyntax(
-            config.get("model_type", ""),
+            model_type,
             self._template.text,
             self._backend.token_to_id,
             tool_call_parser=tool_call_parser,
@@ -99,7 +102,6 @@ class Tokenizer:
         self.grammars = GrammarCompiler(path)
         self.digest = tokenizer_digest(path)
         vocab: dict[str, int] = self._backend.get_vocab(True)
-        text_config = config.get("text_config") or {}
         self.vocab_size: int = (
             config.get("vocab_size") or text_config.get("vocab_size") or len(vocab)
         )
@@ -194,7 +196,7 @@ def _token_ids(value: object) -> set[int]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: {error}", param="model") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is not a JSON object", param="model")

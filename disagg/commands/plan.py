@@ -21,6 +21,7 @@ from disagg.kv.shapes.memory_plan import (
 )
 from disagg.kv.shapes.model_shapes import ModelShape, read_shape
 from disagg.workers.engines.block_tokens import planned_block_tokens
+from disagg.workers.engines.checkpoint_files import read_json
 from disagg.workers.options import AUTO
 
 
@@ -101,7 +102,9 @@ class MemoryReport:
             device = _this_device()
         self.device = device
         block_tokens = planned_block_tokens(engine, device, block_tokens or AUTO)
-        self.shape: ModelShape = read_shape(_read_config(model_dir), block_tokens=block_tokens)
+        self.shape: ModelShape = read_shape(
+            read_json(model_dir / "config.json"), block_tokens=block_tokens
+        )
         context = context_tokens if context_tokens is not None else self.shape.max_model_tokens
         if context_tokens is None and not context:
             raise ConfigError(
@@ -194,19 +197,6 @@ def _this_device() -> DeviceName:
     from disagg.workers import machine  # imports torch, which takes seconds
 
     return DeviceName.CUDA if machine.has_gpu() else DeviceName.CPU
-
-
-def _read_config(model_dir: Path) -> dict[str, Any]:
-    path = model_dir / "config.json"
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path} is missing", param="model") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}", param="model") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is not a JSON object", param="model")
-    return content
 
 
 def _capacity(plan: MemoryPlan) -> dict[str, int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from disagg.errors import ConfigError
+from disagg.kv.shapes.config_fields import text_part
 
 HEADER_BYTES_MAX = 100_000_000
 """The safetensors format's own bound on its JSON header."""
@@ -100,16 +101,21 @@ def read_weights(model_dir: str | Path) -> StoredWeights:
         )
     elements: Counter[str] = Counter()
     num_bytes = 0
+    file_of: dict[str, Path] = {}
     for file in weight_files(path):
-        for name, tensor in json.loads(_safetensors_header(file)).items():
-            if name != "__metadata__":
-                elements[str(tensor["dtype"])] += math.prod(tensor["shape"])
-                begin, end = tensor["data_offsets"]
-                num_bytes += end - begin
+        for name, tensor in _tensors(_safetensors_header(file)).items():
+            if name in file_of:  # which of the two is loaded depends on who loads
+                raise ConfigError(
+                    f"{file} and {file_of[name].name} both hold the tensor {name}", param=file.name
+                )
+            file_of[name] = file
+            elements[tensor["dtype"]] += math.prod(tensor["shape"])
+            begin, end = tensor["data_offsets"]
+            num_bytes += end - begin
     dtype = max(elements, key=lambda name: elements[name], default="F32")
     stored = StoredWeights(elements.total(), num_bytes, DTYPE_NAMES.get(dtype, dtype))
     config = read_json(path / "config.json")
-    text = config.get("text_config") or config
+    text = text_part(config)
     if not (config.get("quantization_config") or text.get("quantization_config")):
         return stored
     named = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or stored.dtype
@@ -122,7 +128,7 @@ def read_json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text("utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{file} is missing", param=file.name) from error
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise ConfigError(f"{file}: {error}", param=file.name) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file} is not a JSON object", param=file.name)
@@ -158,8 +164,8 @@ def _safetensors_header(file: Path) -> bytes:
             raise ConfigError(f"{file} is not a safetensors file, or is cut off", param=file.name)
         header = stream.read(num_bytes)
     try:
-        end = max((int(t["data_offsets"][1]) for t in _tensors(header).values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        end = max(map(_end_of, _tensors(header).values()), default=0)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(f"{file}: damaged safetensors header", param=file.name) from error
     if 8 + num_bytes + end != size:
         raise ConfigError(
@@ -171,6 +177,16 @@ def _safetensors_header(file: Path) -> bytes:
 def _tensors(header: bytes) -> dict[str, Any]:
     """Type, shape and place of each tensor, by name."""
     return {name: of for name, of in json.loads(header).items() if name != "__metadata__"}
+
+
+def _end_of(tensor: dict[str, Any]) -> int:
+    begin, end = tensor["data_offsets"]
+    counts = [*tensor["shape"], begin, end]
+    if not all(type(count) is int and count >= 0 for count in counts) or end < begin:
+        raise ValueError(f"shape {tensor['shape']} at {begin} to {end}")
+    if not isinstance(tensor["dtype"], str):
+        raise TypeError(f"dtype {tensor['dtype']}")
+    return int(end)
 
 
 def _some_values(file: Path, header: bytes) -> bytes:

@@ -14,6 +14,18 @@ STATE_DTYPE_BYTES = 4
 """Recurrent states are fp32 even in bf16 models."""
 
 
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the text model: ``text_config``, or all of it.
+
+    Raises:
+        ConfigError: it is no object.
+    """
+    text = config.get("text_config") or config
+    if not isinstance(text, Mapping):
+        raise ConfigError("config.json: text_config is not an object", param="text_config")
+    return text
+
+
 class ConfigFields:
     """The fields of the part of a config.json that describes the text model.
 
@@ -48,6 +60,19 @@ class ConfigFields:
             )
         return value
 
+    def count(self, field: str) -> int:
+        """The same, or 0, which the field is as well if it is absent."""
+        return 0 if self._values.get(field, 0) == 0 else self.number(field)
+
+    def listed(self, field: str, of: type) -> list[Any]:
+        """A list of such entries, empty if it is absent; raises ConfigError naming the field."""
+        value = self._values.get(field, [])
+        if not isinstance(value, list) or not all(isinstance(entry, of) for entry in value):
+            raise ConfigError(
+                f"config.json: {field}={value!r} is not a list of {of.__name__}", param=field
+            )
+        return value
+
     def with_values(self, values: Mapping[str, Any]) -> "ConfigFields":
         """The same with some fields changed, as they are for one layer."""
         return ConfigFields(values, self._values, self.dtype_bytes, self.block_tokens)
@@ -59,9 +84,9 @@ class ConfigFields:
     def heads(self) -> tuple[int, int]:
         """Number of KV heads, and the size of one."""
         num_heads = self.number("num_attention_heads")
-        size = self.get("head_dim") or self.get("attention_head_dim")
-        size = size or self.number("hidden_size") // num_heads
-        return self.number("num_key_value_heads", num_heads), int(size)
+        named = next((n for n in ("head_dim", "attention_head_dim") if self.get(n)), None)
+        size = self.number(named) if named else self.number("hidden_size") // num_heads
+        return self.number("num_key_value_heads", num_heads), size
 
     def full(self) -> FullAttentionSpec:
         """Full attention with this model's heads."""

@@ -12,7 +12,7 @@ from typing import Any
 from disagg.errors import ConfigError
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.mla import MLASpec
-from disagg.kv.shapes.config_fields import ConfigFields, Rule, specs_of
+from disagg.kv.shapes.config_fields import ConfigFields, Rule, specs_of, text_part
 from disagg.kv.shapes.state_rules import STATE_FAMILIES
 
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -34,13 +34,13 @@ def _upper_windows(config: ConfigFields) -> Sequence[Spec | None]:
         return _by_layer_types(config)
     if not config.get("use_sliding_window") or not config.get("sliding_window"):
         return _no_window(config)
-    first = config.get("max_window_layers")
-    return [config.window() if layer >= int(first) else config.full() for layer in config.layers()]
+    first = config.count("max_window_layers")
+    return [config.window() if layer >= first else config.full() for layer in config.layers()]
 
 
 def _by_layer_types(config: ConfigFields) -> Sequence[Spec | None]:
     """``layer_types``, else every ``sliding_window_pattern``-th layer is full attention."""
-    return specs_of(config, config.get("layer_types") or _periodic_types(config))
+    return specs_of(config, config.listed("layer_types", str) or _periodic_types(config))
 
 
 def _periodic_types(config: ConfigFields) -> list[str]:
@@ -53,12 +53,12 @@ def _periodic_types(config: ConfigFields) -> list[str]:
 
 def _llama4(config: ConfigFields) -> Sequence[Spec | None]:
     """Layers without RoPE see everything, the others their chunk."""
-    rope = config.get("no_rope_layers")
+    rope = config.listed("no_rope_layers", int)
     if not rope:
         interval = config.number("no_rope_layer_interval")
         rope = [int((layer + 1) % interval != 0) for layer in config.layers()]
     names = ["chunked_attention" if has_rope else "full_attention" for has_rope in rope]
-    return specs_of(config, config.get("layer_types") or names)
+    return specs_of(config, config.listed("layer_types", str) or names)
 
 
 def _latents(config: ConfigFields) -> Sequence[Spec | None]:
@@ -75,7 +75,7 @@ def _shared_kv(config: ConfigFields) -> Sequence[Spec | None]:
 
 def _gemma4(config: ConfigFields) -> Sequence[Spec | None]:
     """Gemma-4: the same, and full attention has heads of its own."""
-    names = config.get("layer_types") or _periodic_types(config)
+    names = config.listed("layer_types", str) or _periodic_types(config)
     names = [*names[:-1], "full_attention"]
     heads = {"head_dim": config.number("global_head_dim")}
     if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads"):
@@ -83,7 +83,13 @@ def _gemma4(config: ConfigFields) -> Sequence[Spec | None]:
     said = config.get("per_layer_config")
     if said is None:
         said = {layer: heads for layer, name in enumerate(names) if name == "full_attention"}
-    changed = {int(layer): values for layer, values in said.items()}
+    try:
+        changed = {int(layer): dict(values) for layer, values in said.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"config.json: per_layer_config={said!r} is not an object of objects by layer",
+            param="per_layer_config",
+        ) from error
     own = [
         specs_of(config.with_values(changed.get(layer, {})), names)[layer]
         for layer in range(len(names))
@@ -92,7 +98,7 @@ def _gemma4(config: ConfigFields) -> Sequence[Spec | None]:
 
 
 def _without_shared(config: ConfigFields, own: Sequence[Spec | None]) -> Sequence[Spec | None]:
-    num_own = len(own) - (config.get("num_kv_shared_layers") or 0)
+    num_own = len(own) - config.count("num_kv_shared_layers")
     return [spec if layer < num_own else None for layer, spec in enumerate(own)]
 
 
@@ -189,7 +195,7 @@ def read_shape(config: Mapping[str, Any], *, block_tokens: int = 16) -> ModelSha
             f"supported are {', '.join(sorted(FAMILIES))}",
             param="architectures",
         )
-    text = config.get("text_config") or config
+    text = text_part(config)
     rule, defaults = FAMILIES[names[0]]
     known = ("num_kv_shared_layers", "per_layer_config") if rule in _SHARING else ()
     for field in _REFUSED_FIELDS:
@@ -199,17 +205,18 @@ def read_shape(config: Mapping[str, Any], *, block_tokens: int = 16) -> ModelSha
         (c[name] for c in (text, config) for name in ("dtype", "torch_dtype") if c.get(name)),
         "bfloat16",
     )
-    if dtype not in _DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES:
         raise ConfigError(
             f"config.json: dtype={dtype!r}; known are {', '.join(_DTYPE_BYTES)}", param="dtype"
         )
     fields = ConfigFields(text, defaults, _DTYPE_BYTES[dtype], block_tokens)
     specs = tuple(rule(fields))
-    stated = fields.get("num_hidden_layers")  # Nemotron-H names its layers and does not count them
-    if stated and len(specs) % int(stated):
-        raise ConfigError(
-            f"config.json: {len(specs)} layers are described, num_hidden_layers is {stated}",
-            param="num_hidden_layers",
-        )
+    if fields.get("num_hidden_layers") is not None:  # Nemotron-H names its layers, uncounted
+        stated = fields.number("num_hidden_layers")
+        if len(specs) % stated:
+            raise ConfigError(
+                f"config.json: {len(specs)} layers are described, num_hidden_layers is {stated}",
+                param="num_hidden_layers",
+            )
     longest = fields.get("max_position_embeddings")
     return ModelShape(names[0], specs, longest if isinstance(longest, int) else 0)

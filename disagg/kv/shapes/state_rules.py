@@ -17,8 +17,8 @@ _NEMOTRON_MARKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 def _gated_delta_net(config: ConfigFields) -> Sequence[Spec | None]:
     """A [key, value] matrix per value head; q, k and v are convolved."""
-    names = config.get("layer_types")
-    if names is None:
+    names = config.listed("layer_types", str)
+    if not names:
         period = config.number("full_attention_interval")
         names = [
             "full_attention" if (layer + 1) % period == 0 else "linear_attention"
@@ -42,8 +42,9 @@ def _jamba(config: ConfigFields) -> Sequence[Spec | None]:
 
 def _nemotron_h(config: ConfigFields) -> Sequence[Spec | None]:
     """``layers_block_type``, else a pattern with a mark per layer."""
-    names, pattern = config.get("layers_block_type"), config.get("hybrid_override_pattern")
-    if names is None:
+    names = config.listed("layers_block_type", str)
+    pattern = config.get("hybrid_override_pattern")
+    if not names:
         if not isinstance(pattern, str) or set(pattern) - _NEMOTRON_MARKS.keys():
             raise ConfigError(
                 f"config.json: hybrid_override_pattern={pattern!r} has more than "
@@ -58,34 +59,34 @@ def _nemotron_h(config: ConfigFields) -> Sequence[Spec | None]:
 
 def _granite(config: ConfigFields) -> Sequence[Spec | None]:
     """``layer_types``, where nothing is said all states; or Bamba's list of attention layers."""
-    names = config.get("layer_types") or config.get("layers_block_type")
-    if names is None:
-        attention = config.get("attn_layer_indices") or []
+    names = config.listed("layer_types", str) or config.listed("layers_block_type", str)
+    if not names:
+        attention = config.listed("attn_layer_indices", int)
         names = ["attention" if layer in attention else "mamba" for layer in config.layers()]
-    return specs_of(config, names, _mamba_fields(config, None))
+    return specs_of(config, names, _mamba_fields(config, 0))
 
 
 def _falcon_h1(config: ConfigFields) -> Sequence[Spec | None]:
     """Every layer has both: the attention of all of them, then the states of all of them."""
-    state = _mamba_fields(config, config.get("mamba_d_ssm"))
+    state = _mamba_fields(config, config.count("mamba_d_ssm"))
     return [*(config.full() for _ in config.layers()), *(state for _ in config.layers())]
 
 
 def _lfm2(config: ConfigFields) -> Sequence[Spec | None]:
     """A convolution alone: its inputs are all the state there is."""
-    names = config.get("layer_types")
-    if names is None:
-        attention = config.get("full_attn_idxs") or config.layers()
+    names = config.listed("layer_types", str)
+    if not names:
+        attention = config.listed("full_attn_idxs", int) or config.layers()
         names = ["attention" if layer in attention else "conv" for layer in config.layers()]
     state = config.state(0, config.number("hidden_size"), config.number("conv_L_cache"))
     return specs_of(config, names, state)
 
 
-def _mamba_fields(config: ConfigFields, inner: Any) -> LinearStateSpec:
+def _mamba_fields(config: ConfigFields, inner: int) -> LinearStateSpec:
     """Mamba-2 where the fields' names begin with ``mamba_``."""
     inner = inner or config.number("mamba_expand") * config.number("hidden_size")
     groups, size = config.number("mamba_n_groups"), config.number("mamba_d_state")
-    return _mamba2(config, int(inner), groups, size, "mamba_d_conv")
+    return _mamba2(config, inner, groups, size, "mamba_d_conv")
 
 
 def _mamba2(

@@ -114,3 +114,10 @@ def test_an_unsupported_architecture_is_named(model: str) -> None:
     run = plan("--model", model, "--memory", "64GiB")
     assert run.returncode == 2
     assert "WhisperForCausalLM" in run.stderr
+
+
+def test_a_config_nested_too_deep_is_one_clear_line(model: str) -> None:
+    (Path(model) / "config.json").write_text("[" * 200_000)
+    run = plan("--model", model, "--memory", "64GiB")
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"disagg: {model}/config.json: maximum recursion depth")

@@ -1,6 +1,7 @@
 """Tokenizer and incremental detokenisation."""
 
 import json
+import shutil
 
 import pytest
 
@@ -57,6 +58,27 @@ def test_a_directory_without_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError):
         Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("[" * 200_000, "maximum recursion depth"),
+        ('{"text_config": ["x"]}', "text_config is not an object"),
+    ],
+)
+def test_an_odd_config_is_refused(tmp_path, config, said):
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match=said):
+        Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", [None, 3])
+def test_a_model_type_that_is_no_name_is_an_unknown_one(model_dir, tmp_path, model_type):
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
+    assert Tokenizer(tmp_path).messages.tools is None
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3", "cohere2"])

@@ -109,7 +109,7 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
 
 def _architecture(raw: dict[str, Any]) -> str:
     names = raw.get("architectures") or []
-    if len(names) != 1 or names[0] not in SUPPORTED:
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in SUPPORTED:
         raise ConfigError(
             f"config.json: architectures={names} is not supported; "
             f"supported are {', '.join(sorted(SUPPORTED))}",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -252,6 +253,18 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
+_UNLOADABLE = (
+    AttributeError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+)
+"""What transformers raises for what the checks before it have let through."""
+
+
 def _load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Any:
     register()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -263,8 +276,9 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> A
             attn_implementation=ATTENTION_NAME,
             dtype=dtype,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
         )
-    except (KeyError, OSError, RuntimeError, ValueError) as error:
+    except _UNLOADABLE as error:
         raise ConfigError(f"{checkpoint.path}: {error}", param="model.safetensors") from error
     model, report = loaded
     # transformers fills missing weights with random numbers and only logs a line.

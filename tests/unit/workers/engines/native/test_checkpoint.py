@@ -72,6 +72,8 @@ def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     [
         ({"architectures": ["DeepseekV32ForCausalLM"]}, "architectures"),
         ({"architectures": None}, "architectures"),
+        ({"architectures": 3}, "architectures"),
+        ({"text_config": ["x"]}, "text_config"),
         ({"attention_chunk_size": 64}, "attention_chunk_size"),
         ({"attn_temperature_tuning": True}, "attn_temperature_tuning"),
         ({"kv_lora_rank": 8}, "kv_lora_rank"),
@@ -141,6 +143,55 @@ def test_damaged_weights_are_refused(directory: Path, damage: Callable[[Path], N
     assert refusal(directory).param == "model.safetensors"
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"shape": [1], "data_offsets": [0, 4]},
+        {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [8, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [-99, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": ["0", "4"]},
+    ],
+)
+def test_a_header_that_says_what_cannot_be(directory: Path, tensor: dict[str, Any]) -> None:
+    _write_header(directory, json.dumps({"a": tensor}).encode())
+    assert "damaged safetensors header" in refusal(directory).message
+
+
+def test_a_header_nested_too_deep(directory: Path) -> None:
+    _write_header(directory, b"[" * 200_000)
+    assert "damaged safetensors header" in refusal(directory).message
+
+
+def _write_header(directory: Path, header: bytes) -> None:
+    data = len(header).to_bytes(8, "little") + header + bytes(4)
+    (directory / "model.safetensors").write_bytes(data)
+
+
+@pytest.mark.parametrize(("size", "said"), [(3, "invalid shape"), (1, "invalid offset")])
+def test_what_only_safetensors_notices_is_refused_as_well(
+    directory: Path, size: int, said: str
+) -> None:
+    tensor = {"dtype": "F32", "shape": [size], "data_offsets": [0, 4]}
+    _write_header(directory, json.dumps({"a": tensor, "b": tensor}).encode())
+    with pytest.raises(ConfigError, match=said):
+        NativeEngine(directory, num_blocks=2)
+
+
+def test_a_tensor_in_two_files_is_refused(directory: Path) -> None:
+    """The index names one of them; transformers loads the other, without a word."""
+    _split(directory)
+    one, two = (load_file(directory / f"{name}.safetensors") for name in ("one", "two"))
+    name = sorted(one)[0]
+    save_file(two | {name: one[name] * 0}, directory / "two.safetensors", {"format": "pt"})
+    error = refusal(directory)
+    assert error.param == "two.safetensors"
+    assert f"one.safetensors both hold the tensor {name}" in error.message
+
+
 def _split(directory: Path) -> None:
     tensors = load_file(directory / "model.safetensors")
     names = sorted(tensors)
@@ -204,7 +255,13 @@ def test_a_missing_tensor_is_refused_not_drawn_at_random(directory: Path) -> Non
 
 def test_a_tensor_of_another_shape_is_refused(directory: Path) -> None:
     edit_config(directory, intermediate_size=64)
-    with pytest.raises(ConfigError, match="mismatched"):
+    with pytest.raises(ConfigError, match=r"mismatched_keys.*layers.0.mlp.down_proj.weight"):
+        NativeEngine(directory, num_blocks=2)
+
+
+def test_a_size_that_no_tensor_has_is_refused(directory: Path) -> None:
+    edit_config(directory, intermediate_size=10**30)
+    with pytest.raises(ConfigError, match="size"):
         NativeEngine(directory, num_blocks=2)
 
 
