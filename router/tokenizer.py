@@ -65,7 +65,9 @@ class Tokenizer:
         try:
             self._tokenizer: Any = load_tokenizer(path)
         except Exception as error:  # transformers raises many kinds here
-            raise ConfigError(f"no usable tokenizer in {path}: {error}", param="model") from error
+            is_there = (path / "tokenizer.json").is_file()
+            said = error if is_there else "tokenizer.json is missing there"
+            raise ConfigError(f"no usable tokenizer in {path}: {said}", param="model") from error
         self._backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if self._backend is None:
             raise ConfigError(f"{path} has no tokenizer.json (fast tokenizer)", param="model")

@@ -78,7 +78,14 @@ def test_a_model_type_that_is_no_name_is_an_unknown_one(model_dir, tmp_path, mod
     shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
-    assert Tokenizer(tmp_path).messages.tools is None
+    assert Tokenizer(tmp_path).messages.tools == ""
+
+
+def test_a_missing_tokenizer_file_is_named(model_dir, tmp_path):
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is missing there"):
+        Tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3", "cohere2"])
