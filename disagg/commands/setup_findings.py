@@ -1,6 +1,5 @@
 """The settings and what they name: ports, certificate, secrets, checkpoint, Ray; for the doctor."""
 
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from disagg.kv.shapes.model_shapes import read_shape
 from disagg.router.keys import parse_keys
 from disagg.tls.certificate_files import NODE_NAME, expiry_warning, read_certificate
 from disagg.tls.given_file import read_given
+from disagg.workers.engines.checkpoint_files import ADAPTER, read_json, read_weights
 
 CONNECT_S = 3.0
 PORT_SETTINGS = (
@@ -111,7 +111,7 @@ def look_at_checkpoint(directory: str) -> Iterator[Finding]:
         yield note("checkpoint", "none given (--model DIR)")
         return
     folder = Path(directory)
-    if (folder / "adapter_config.json").exists():
+    if (folder / ADAPTER).exists():
         advice = "merge it into the model's weights (PEFT's merge_and_unload), or take it out"
         yield fault("checkpoint", f"{folder} holds a PEFT adapter: none is applied", advice)
     if not (folder / "config.json").is_file():
@@ -126,10 +126,14 @@ def look_at_checkpoint(directory: str) -> Iterator[Finding]:
         advice = "copy tokenizer.json too: JSON answers and many models need it"
         yield warning("checkpoint", f"{folder} has no tokenizer.json", advice)
     try:
-        shape = read_shape(json.loads((folder / "config.json").read_text()))
-    except (OSError, ValueError) as error:
-        yield fault("checkpoint", f"{folder}/config.json: {error}", "copy the checkpoint again")
+        config = read_json(folder / "config.json")
+        if weights and not empty and not (folder / ADAPTER).exists():
+            read_weights(folder)
+    except ConfigError as error:
+        yield fault("checkpoint", error.message, "copy the checkpoint again")
         return
+    try:
+        shape = read_shape(config)
     except ConfigError as error:
         yield fault("checkpoint", error.message, "docs/models.md lists what is supported")
         return

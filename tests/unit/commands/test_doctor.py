@@ -105,12 +105,15 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert "adapter" in next(look_at_checkpoint(str(whole))).seen
     adapter.unlink()
     (weights,) = Path(whole).glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-4])
+    assert "its header promises" in list(look_at_checkpoint(str(whole)))[-1].seen
     weights.write_bytes(b"")
     assert has_fault(look_at_checkpoint(str(whole)))
     (Path(whole) / "config.json").write_text('{"architectures": ["Unheard"]}')
     assert "Unheard" in list(look_at_checkpoint(str(whole)))[-1].seen
-    (Path(whole) / "config.json").write_text("{")
-    assert has_fault(look_at_checkpoint(str(whole)))
+    for text in ("{", "[" * 200_000):
+        (Path(whole) / "config.json").write_text(text)
+        assert has_fault(look_at_checkpoint(str(whole)))
 
 
 def test_certificates_and_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
