@@ -29,6 +29,11 @@ def model_name(settings: Settings) -> str:
                 "holds a PEFT adapter without its model, and none is applied here: merge it into"
                 " the model's weights (PEFT's merge_and_unload), and save that with save_pretrained"
             )
+        elif os.path.isfile(folder / "params.json"):
+            said = (
+                "holds a checkpoint in Mistral's own format alone (params.json, no config.json):"
+                " take the files of its other format, which config.json and model*.safetensors are"
+            )
         raise ConfigError(f"model.dir: {folder} {said}", param="model.dir")
     return settings.model.name or folder.resolve().name
 

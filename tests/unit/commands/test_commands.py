@@ -95,11 +95,18 @@ def test_a_users_error_is_one_text_and_exit_code_2(
     assert os.listdir(tmp_path) == ["keep"]
 
 
-def test_an_adapter_alone_is_named(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{}")
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("adapter_config.json", "a PEFT adapter without its model"),
+        ("params.json", "a checkpoint in Mistral's own format alone"),
+    ],
+)
+def test_what_is_no_checkpoint_yet_is_named(tmp_path: Path, file: str, said: str) -> None:
+    (tmp_path / file).write_text("{}")
     run = disagg("serve", "--model", ".", cwd=tmp_path)
     assert run.returncode == 2
-    assert "model.dir: . holds a PEFT adapter without its model" in run.stderr
+    assert f"model.dir: . holds {said}" in run.stderr
 
 
 @pytest.mark.parametrize("arguments", ["config", "--version", "--help"])
