@@ -111,7 +111,8 @@ def look_at_checkpoint(directory: str) -> Iterator[Finding]:
         yield note("checkpoint", "none given (--model DIR)")
         return
     folder = Path(directory)
-    if (folder / ADAPTER).exists():
+    is_adapter = (folder / ADAPTER).exists()
+    if is_adapter:
         advice = "merge it into the model's weights (PEFT's merge_and_unload), or take it out"
         yield fault("checkpoint", f"{folder} holds a PEFT adapter: none is applied", advice)
     if not (folder / "config.json").is_file():
@@ -127,7 +128,7 @@ def look_at_checkpoint(directory: str) -> Iterator[Finding]:
         yield warning("checkpoint", f"{folder} has no tokenizer.json", advice)
     try:
         config = read_json(folder / "config.json")
-        if weights and not empty and not (folder / ADAPTER).exists():
+        if weights and not empty and not is_adapter:
             read_weights(folder)
     except ConfigError as error:
         yield fault("checkpoint", error.message, "copy the checkpoint again")

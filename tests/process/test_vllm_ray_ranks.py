@@ -186,6 +186,8 @@ def test_handed_over_between_ranks_of_two_hosts(served: Served) -> None:
     mapped = shared_memory(rank.pid for rank in served.wait_for_ranks())
     assert mapped  # control
     assert {name for name in mapped if not name.endswith(" (deleted)")} == set()
+    bound = [Path(f"/proc/{rank.pid}/net/unix").read_text() for rank in served.ranks()]
+    assert all(f"{served.sockets}/" in one for one in bound)  # control: of sockets whose names went
     assert list(served.sockets.iterdir()) == []
     for length in (33, 2 * WINDOW, 7 * WINDOW + 3):
         (generation,) = served.ask(length, f"over-{length}")["generations"]

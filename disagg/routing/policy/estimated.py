@@ -80,7 +80,8 @@ class Estimated:
         if first.estimate is None or not demand.is_first:
             return first
         plans = {_key(first.prefill, first.decode, first.pull): first}
-        for prefill, decode, pull in _Others(demand, candidates).plans():
+        others = _Others(demand, candidates)
+        for prefill, decode, pull in others.plans():
             if len(plans) >= PLANS_MAX:
                 break
             key = _key(prefill, decode, pull)
@@ -89,7 +90,7 @@ class Estimated:
         if all(
             one.estimate is None or one.estimate.room_ms > ROOM_MS_MAX for one in plans.values()
         ):
-            for place in _Others(demand, candidates).places_elsewhere():
+            for place in others.places_elsewhere():
                 plans[_key(place, place, None)] = appraiser.appraise(Plan(place, place, ""))
         known = [(one, found) for one in plans.values() if (found := one.estimate) is not None]
         kept = [one for one, found in known if not demand.is_shed(found.ttft_ms)]

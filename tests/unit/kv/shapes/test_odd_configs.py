@@ -13,9 +13,9 @@ CONFIGS = Path(__file__).parents[3] / "data" / "model_configs"
 ODD = ["many", float("nan"), float("inf"), 2.5, [None], [["x"]], {"a": 1}, True, -1]
 
 
-def _with(field: str, value: object, **more: object) -> dict[str, Any]:
+def _with(field: str, value: object) -> dict[str, Any]:
     config = json.loads((CONFIGS / "gemma-3-27b.json").read_text())
-    (config.get("text_config") or config).update({field: value, **more})
+    (config.get("text_config") or config).update({field: value})
     return dict(config)
 
 
@@ -29,10 +29,8 @@ def test_a_field_of_another_type_is_refused_by_name(field: str, value: object) -
     assert caught.value.param == field
 
 
-@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("value", [one for one in ODD if not isinstance(one, dict)])
 def test_a_text_part_that_is_no_object(value: object) -> None:
-    if isinstance(value, dict):
-        pytest.skip("one is")
     with pytest.raises(ConfigError, match="text_config is not an object"):
         read_shape({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": value})
 
