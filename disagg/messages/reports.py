@@ -78,11 +78,15 @@ class TransferReport:
     groups: tuple[GroupTransfer, ...]
     num_reads: int
     read_ms: int
-    """From the first READ posted to the last one done."""
+    """From the first READ posted to the last one done; while blocks are computed, with pauses."""
     exposed_ms: int
     """From the seal's arrival to the confirmation of the commit."""
     kind: TransferKind = TransferKind.HANDOVER
     num_tokens: int = 0
     """The boundary that a prefix pull reached."""
+    num_bursts: int = 0
+    """Times at which READs began while none was in progress; 0 from earlier releases."""
+    reading_ms: int = 0
+    """While READs were in progress."""
     failed: str = ""
     """Why a prefix pull was given up; what it lacked was computed."""

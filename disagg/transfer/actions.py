@@ -136,6 +136,11 @@ class InboundStats:
     """Pulled, per group."""
     read_ms: int
     """From the first READ posted to the last one done; 0 without READs."""
+    num_bursts: int
+    """Times at which READs were posted while none was in progress: more than one where blocks are
+    read while others are computed."""
+    reading_ms: int
+    """While READs were in progress, of all bursts together."""
     exposed_ms: int
     """From the seal's arrival to the owner's confirmation of the commit."""
 

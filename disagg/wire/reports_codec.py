@@ -64,6 +64,8 @@ def transfer_to_wire(report: TransferReport) -> session_pb2.TransferReport:
         exposed_ms=report.exposed_ms,
         kind=report.kind.value,
         num_tokens=report.num_tokens,
+        num_bursts=report.num_bursts,
+        reading_ms=report.reading_ms,
         failed=report.failed,
     )
 
@@ -83,6 +85,8 @@ def transfer_from_wire(wire: session_pb2.TransferReport, router: str) -> Transfe
         exposed_ms=wire.exposed_ms,
         kind=enum_value(TransferKind, wire, "kind"),
         num_tokens=wire.num_tokens,
+        num_bursts=wire.num_bursts,
+        reading_ms=wire.reading_ms,
         failed=to_line(wire.failed),
     )
 

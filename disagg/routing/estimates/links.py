@@ -38,7 +38,7 @@ class Links:
         """By all of them but the last few; None: too few to tell what is an outlier."""
 
     def read(
-        self, now_ms: int, owner: Incarnation, reader: Incarnation, num_bytes: int, read_ms: float
+        self, now_ms: int, owner: Incarnation, reader: Incarnation, num_bytes: float, read_ms: float
     ) -> bool:
         """A READ took so long.
 

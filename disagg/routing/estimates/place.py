@@ -59,7 +59,7 @@ class LinkCost:
     """Whatever it moves."""
     mib_ms: float
 
-    def ms(self, num_bytes: int) -> float:
+    def ms(self, num_bytes: float) -> float:
         """Of so many bytes; nothing for none."""
         return self.read_ms + num_bytes / (1 << 20) * self.mib_ms if num_bytes else 0.0
 

@@ -172,14 +172,22 @@ class Speeds:
     def _transferred(self, generation: Generation, report: TransferReport) -> None:
         num_bytes = sum(group.pulled_bytes for group in report.groups)
         is_pull = report.kind is TransferKind.PREFIX
-        # The READs of a hand-over may wait for the prefill in between: then they say nothing.
-        if not num_bytes or not (is_pull or report.read_ms <= report.exposed_ms):
+        # Else READs of a hand-over began during the prefill, and waited for it in between.
+        is_after_seal = is_pull or report.read_ms <= report.exposed_ms
+        num_bursts, reading_ms = report.num_bursts, report.reading_ms
+        if not num_bursts:  # an earlier release says nothing of the pauses
+            num_bursts, reading_ms = int(is_after_seal), report.read_ms
+        if not num_bytes or not num_bursts:
             return
         reader = generation.prefill if is_pull else generation.decode
         counts = self._links.read(
-            self._now_ms, report.owner, reader.incarnation, num_bytes, report.read_ms
+            self._now_ms,
+            report.owner,
+            reader.incarnation,
+            num_bytes / num_bursts,
+            reading_ms / num_bursts,
         )
-        if counts and not is_pull:
+        if counts and is_after_seal and not is_pull:
             self._commit_ms.add(self._now_ms, report.exposed_ms - report.read_ms)
 
     # --- what is asked

@@ -66,12 +66,14 @@ def committed_report(
         exposed_ms=stats.exposed_ms,
         kind=kind,
         num_tokens=num_tokens,
+        num_bursts=stats.num_bursts,
+        reading_ms=stats.reading_ms,
     )
 
 
 def failed_report(key: RequestKey, owner: Incarnation, why: str) -> TransferReport:
     """A prefix pull that was given up."""
-    return TransferReport(key, owner, (), 0, 0, 0, TransferKind.PREFIX, 0, why)
+    return TransferReport(key, owner, (), 0, 0, 0, TransferKind.PREFIX, failed=why)
 
 
 def pulled_bytes(report: TransferReport) -> int:

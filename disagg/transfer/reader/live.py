@@ -119,10 +119,7 @@ class LiveTransfers:
             entry.waiting += runs
             return
         posted = self._reads.post(now_ms, entry.serial, entry.key, entry.owner, runs)
-        if posted and not entry.num_reads:
-            entry.posted_ms = now_ms
-        entry.num_reads += len(posted)
-        entry.reads.update(posted)
+        entry.posted(now_ms, posted)
 
     def _resume(self, now_ms: int, owner: Incarnation) -> None:
         for entry in self._live_from(owner):

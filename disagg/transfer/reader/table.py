@@ -140,8 +140,7 @@ class InboundTable(LiveTransfers):
         entry = self._entries.get(read.inbound)
         if entry is not None and INBOUND_TABLE.allows(entry.state, InboundEvent.READ_DONE):
             entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.READ_DONE)
-            entry.reads.discard(read_id)
-            entry.done_ms = now_ms
+            entry.read_ended(now_ms, read_id)
             entry.num_blocks_read += read.num_blocks
             if entry.state is InboundState.DRAINING:
                 self._drain(entry)

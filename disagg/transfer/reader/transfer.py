@@ -1,5 +1,6 @@
 """One inbound transfer: what its table remembers of it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
@@ -57,7 +58,12 @@ class InboundTransfer:
     progress_sent_ms: int = 0
     """When its owner last got a `ReadProgress`."""
     num_reads: int = 0
+    num_bursts: int = 0
     posted_ms: int = 0
+    burst_ms: int = 0
+    """When the last burst began: READs were posted, and none was in progress."""
+    reading_ms: int = 0
+    """Of the bursts that have ended."""
     done_ms: int = 0
     sealed_ms: int = 0
 
@@ -91,12 +97,33 @@ class InboundTransfer:
         """A copy of the transfer's figures, for display."""
         return InboundStatus(self.key, self.owner, self.state, self.num_blocks, len(self.reads))
 
+    def posted(self, now_ms: int, read_ids: Collection[int]) -> None:
+        """READs were posted; the first ones, or those after a pause, begin a burst."""
+        if not read_ids:
+            return
+        if not self.num_reads:
+            self.posted_ms = now_ms
+        if not self.reads:
+            self.num_bursts += 1
+            self.burst_ms = now_ms
+        self.num_reads += len(read_ids)
+        self.reads.update(read_ids)
+
+    def read_ended(self, now_ms: int, read_id: int) -> None:
+        """A READ is terminal; the last one in progress ends a burst."""
+        self.reads.discard(read_id)
+        self.done_ms = now_ms
+        if not self.reads:
+            self.reading_ms += max(0, now_ms - self.burst_ms)
+
     def report_commit(self, now_ms: int, seal: Seal) -> None:
         """Inform the listener of the commit: what the owner confirmed, and what it cost."""
         stats = InboundStats(
             self.num_reads,
             self.offers.num_blocks,
             max(0, self.done_ms - self.posted_ms),
+            self.num_bursts,
+            self.reading_ms,
             max(0, now_ms - self.sealed_ms),
         )
         if self.failed:

@@ -502,6 +502,8 @@ class TransferReport(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     FAILED_FIELD_NUMBER: builtins.int
+    NUM_BURSTS_FIELD_NUMBER: builtins.int
+    READING_MS_FIELD_NUMBER: builtins.int
     num_reads: builtins.int
     read_ms: builtins.int
     exposed_ms: builtins.int
@@ -509,6 +511,10 @@ class TransferReport(google.protobuf.message.Message):
     """handover, prefix"""
     num_tokens: builtins.int
     failed: builtins.str
+    num_bursts: builtins.int
+    """times at which READs began while none was in progress"""
+    reading_ms: builtins.int
+    """while some were"""
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     @property
@@ -527,9 +533,11 @@ class TransferReport(google.protobuf.message.Message):
         kind: builtins.str = ...,
         num_tokens: builtins.int = ...,
         failed: builtins.str = ...,
+        num_bursts: builtins.int = ...,
+        reading_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key", "owner", b"owner"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["exposed_ms", b"exposed_ms", "failed", b"failed", "groups", b"groups", "key", b"key", "kind", b"kind", "num_reads", b"num_reads", "num_tokens", b"num_tokens", "owner", b"owner", "read_ms", b"read_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["exposed_ms", b"exposed_ms", "failed", b"failed", "groups", b"groups", "key", b"key", "kind", b"kind", "num_bursts", b"num_bursts", "num_reads", b"num_reads", "num_tokens", b"num_tokens", "owner", b"owner", "read_ms", b"read_ms", "reading_ms", b"reading_ms"]) -> None: ...
 
 global___TransferReport = TransferReport
 

@@ -153,6 +153,16 @@ def test_a_policy_that_hands_over_and_one_that_does_not() -> None:
     assert shares == {"prefix_then_load": len(trace), "local": 0}
 
 
+def test_a_fleet_that_gets_long_prompts_only_measures_its_links() -> None:
+    """Their READs begin while they are computed, and wait for it in between."""
+    plan = fleet(policy="estimated")
+    assert plan.limits.max_step_tokens < 1_000
+    trace = make_trace("long-documents", 1.0, 20.0, LENGTHS, 0)
+    outcomes = World(plan).run(trace)
+    kinds = {outcome.handed_over for outcome in outcomes[len(outcomes) // 2 :]}
+    assert kinds == {True, False}, "estimates are there: else all are handed over"
+
+
 def test_local_prompts_hold_decodes_up_and_handed_over_ones_do_not() -> None:
     """What hand-overs are for, as a simulation must show it."""
     streams = [TraceRequest(0, 100, 200, (number,)) for number in range(4)]

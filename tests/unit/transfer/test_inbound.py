@@ -147,6 +147,21 @@ def test_commit_only_after_every_read_is_done_and_the_seal_is_met() -> None:
     assert sent(reader.table.tick(7 + COMMIT_REPEAT)) == [message], "the same attempt again"
 
 
+def test_time_in_which_nothing_is_read_is_no_reading_time() -> None:
+    reader = Reader()
+    reader.begin()
+    reader.table.on_offers(10, OWNER, offers(0, RANGES[:2], None))
+    reader.table.on_read_done(13, 1)
+    reader.table.on_read_done(15, 2)
+    reader.table.on_offers(900, OWNER, offers(2, RANGES[2:]))  # computed meanwhile
+    reader.table.on_read_done(907, 3)
+    committed = reader.table.on_commit_answer(910, OWNER, answer(True))[0]
+    assert isinstance(committed, InboundCommitted)
+    stats = committed.stats
+    assert (stats.num_reads, stats.read_ms) == (3, 897)
+    assert (stats.num_bursts, stats.reading_ms) == (2, 12)
+
+
 def test_only_an_ok_for_the_current_attempt_makes_it_valid() -> None:
     reader = Reader()
     reader.committing()

@@ -289,7 +289,20 @@ def test_a_network_that_stays_slow_becomes_the_usual_one() -> None:
     assert cost.ms(1 << 20) > 300
 
 
-def test_a_read_that_waited_for_the_prefill_says_nothing_of_the_link() -> None:
+def test_reads_during_a_prefill_count_without_the_pauses_between_them() -> None:
+    """Long prompts are read while they are computed; of some fleets these are all there is."""
+    speeds, plan = Speeds(), generation()
+    for mib in (4, 40, 200) * 4:
+        reading_ms = 4 * 3 + 2 * mib
+        done = transfer(10_000, mib, exposed_ms=5, num_bursts=4, reading_ms=reading_ms)
+        speeds.report(plan, done)
+    cost = speeds.link_cost(P.incarnation, D.incarnation)
+    assert cost is not None
+    assert cost.ms(20 << 20) == pytest.approx(43, rel=0.1)
+    assert speeds.commit_ms == 0, "what is left of the exposed time is no commit"
+
+
+def test_a_read_that_waited_says_nothing_of_the_link_where_pauses_are_not_told() -> None:
     speeds, plan = Speeds(), generation()
     for _ in range(5):
         speeds.report(plan, transfer(10_000, 1, exposed_ms=5))
