@@ -121,7 +121,7 @@ class PartlyRightBeforeCommit(InboundTable):
             return
         entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.OK_PARTLY)
         failed = tuple(entry.failed)
-        partial = InboundPartial(entry.key, failed, "", InboundStats(0, (0,), 0, 0))
+        partial = InboundPartial(entry.key, failed, "", InboundStats(0, (0,), 0, 0, 0, 0))
         entry.listener.partly_committed(now_ms, partial)
 
 

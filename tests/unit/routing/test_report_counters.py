@@ -12,7 +12,7 @@ KEY, OWNER = RequestKey("r", 1), Incarnation("p", "e1")
 def report(kind: str, failed: str = "") -> TransferReport:
     group = GroupTransfer(0, kind, 0, 16, "p", 1, 5, 5, 1, 5)
     which = TransferKind.PREFIX if failed else TransferKind.HANDOVER
-    return TransferReport(KEY, OWNER, (group,), 0, 0, 0, which, 0, failed)
+    return TransferReport(KEY, OWNER, (group,), 0, 0, 0, which, 0, failed=failed)
 
 
 def test_a_worker_cannot_make_series_without_end() -> None:

@@ -44,7 +44,7 @@ def read(read_id: int, *blocks: int) -> PostRead:
 
 def report(kind: TransferKind = TransferKind.HANDOVER, failed: str = "") -> TransferReport:
     group = GroupTransfer(0, "sliding_window", 16, 8, "..pp", 2, 512, 500, 4, 1024)
-    return TransferReport(KEY, OWNER, (group,), 2, 7, 3, kind, 32, failed)
+    return TransferReport(KEY, OWNER, (group,), 2, 7, 3, kind, 32, failed=failed)
 
 
 def test_a_committed_transfer_is_one_span_with_what_it_moved(traced: Traced) -> None:
