@@ -45,7 +45,12 @@ def demo_settings(checkpoint: Path) -> Settings:
                 "block_tokens": BLOCK_TOKENS,
             },
             "scheduling": {"max_step_tokens": 128, "max_sequences": 16},
-            "router": {"http_port": 0, "admin_port": 0, "grpc_port": 0},
+            "router": {
+                "http_port": 0,
+                "admin_port": 0,
+                "grpc_port": 0,
+                "policy": "prefix_then_load",  # hands all over: that is what is to be seen
+            },
             "cluster": {"num_prefill": 1, "num_decode": 1, "hash_key": secrets.token_hex(32)},
         }
     )

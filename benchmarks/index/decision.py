@@ -124,7 +124,7 @@ def main() -> None:
     block_tokens = order["block_tokens"]
     held_by_tiers = order.get("tiers")
     tiers = (TierInfo("host", 1 << 20),) if held_by_tiers else ()
-    policy = order.get("policy", "prefix_then_load")
+    policy = order.get("policy", "prefix_then_load")  # the other one is slower
     core, workers = fleet(order["workers"], groups, tiers, policy)
     measured = Measured()
     if policy == "estimated":

@@ -105,6 +105,7 @@ class Disagg(System):
             "cluster.num_prefill": prefill,
             "cluster.num_decode": decode,
             "cluster.num_both": both,
+            "router.policy": "prefix_then_load",  # 1P1D hands over, as the peer does
         }
 
     def _block_bytes(self) -> int:

@@ -74,9 +74,9 @@ class RouterSettings(Section):
     more, and lets those that run end for so long; then they end with an error. A second signal ends
     it at once."""
     policy: str = DEFAULT_POLICY
-    """Who prefills and who decodes (docs/policies.md): ``prefix_then_load``; ``estimated`` weighs
-    plans by their expected times; ``local`` hands nothing over; the rules of other systems:
-    ``uncached_threshold``, ``prefill_load``, ``uncached_or_load``, ``cache_affinity``."""
+    """Who prefills and who decodes (docs/policies.md): ``estimated`` weighs plans by their expected
+    times; ``prefix_then_load`` hands over all that fits; ``local`` nothing; the rules of other
+    systems: ``uncached_threshold``, ``prefill_load``, ``uncached_or_load``, ``cache_affinity``."""
     pull_tokens_min: Positive = 256
     """So many more tokens of prefix another worker must have to be pulled from."""
     decode_prefill_tokens_max: int = Field(default=512, ge=0)

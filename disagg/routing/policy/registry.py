@@ -20,7 +20,7 @@ POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
     "uncached_or_load": uncached_or_load,
     "cache_affinity": CacheAffinity,
 }
-DEFAULT_POLICY = "prefix_then_load"
+DEFAULT_POLICY = "estimated"
 
 
 def make_policy(name: str, options: PolicyOptions) -> Policy:

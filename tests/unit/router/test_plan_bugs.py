@@ -4,7 +4,7 @@ import asyncio
 
 from disagg.router import plan_bugs
 from disagg.routing.policy.prefix_then_load import PrefixThenLoad
-from disagg.routing.policy.registry import POLICIES
+from disagg.routing.policy.registry import DEFAULT_POLICY, POLICIES
 from tests.unit.router.test_router_tasks import failures
 
 BODY = {"model": "tiny", "prompt": [5, 6], "max_tokens": 3}
@@ -21,7 +21,7 @@ class Buggy(PrefixThenLoad):
 async def test_its_client_gets_an_error_and_all_others_their_answers(
     open_house, monkeypatch, caplog
 ):
-    monkeypatch.setitem(POLICIES, "prefix_then_load", Buggy)
+    monkeypatch.setitem(POLICIES, DEFAULT_POLICY, Buggy)
     house = await open_house(worker_prefill_tokens_max=1)
     gate = asyncio.Semaphore(0)
     worker = await house.add(gate=gate)
@@ -46,7 +46,7 @@ async def test_its_client_gets_an_error_and_all_others_their_answers(
 
 
 async def test_where_nothing_can_be_planned_any_more_the_router_ends(open_house, monkeypatch):
-    monkeypatch.setitem(POLICIES, "prefix_then_load", Buggy)
+    monkeypatch.setitem(POLICIES, DEFAULT_POLICY, Buggy)
     monkeypatch.setattr(plan_bugs, "PLAN_BUGS_MAX", 3)
     monkeypatch.setattr(plan_bugs, "APART_S", 0.0)
     house = await open_house()
@@ -64,7 +64,7 @@ async def test_where_nothing_can_be_planned_any_more_the_router_ends(open_house,
 
 
 async def test_many_prompts_of_one_body_do_not_end_the_router(open_house, monkeypatch, caplog):
-    monkeypatch.setitem(POLICIES, "prefix_then_load", Buggy)
+    monkeypatch.setitem(POLICIES, DEFAULT_POLICY, Buggy)
     house = await open_house(worker_prefill_tokens_max=1)
     gate = asyncio.Semaphore(0)
     worker = await house.add(gate=gate)

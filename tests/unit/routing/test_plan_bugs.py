@@ -8,7 +8,7 @@ from disagg.routing.actions import Fail
 from disagg.routing.policy.candidates import Candidates
 from disagg.routing.policy.prefix_then_load import PrefixThenLoad
 from disagg.routing.policy.protocol import Demand, Plan
-from disagg.routing.policy.registry import POLICIES
+from disagg.routing.policy.registry import DEFAULT_POLICY, POLICIES
 from tests.unit.routing.builders import request, worker
 from tests.unit.routing.test_admission import Fleet
 from tests.unit.routing.test_take_over import sealed, trio
@@ -30,7 +30,7 @@ class Bugs(list[tuple[str, str]]):
 
 @pytest.fixture(autouse=True)
 def buggy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICIES, "prefix_then_load", Buggy)
+    monkeypatch.setitem(POLICIES, DEFAULT_POLICY, Buggy)
 
 
 def waiting_fleet(bugs: Bugs | None) -> Fleet:
