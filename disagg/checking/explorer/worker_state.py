@@ -183,6 +183,7 @@ def make_canonical(core: WorkerCore) -> None:
         seq.retry_at_ms = 0
     for entry in core.inbound._entries.values():
         entry.posted_ms = entry.done_ms = entry.sealed_ms = 0
+        entry.num_bursts = entry.burst_ms = entry.reading_ms = 0
         entry.repeat_ms = core.limits.commit_repeat_ms
     core.tiers.writes._look_at_events()
     core.tiers.writes._next_event = 0
