@@ -130,6 +130,8 @@ class PrefillProgress:
     num_computed_tokens: int
     """Positions of ``Submit.token_ids`` whose KV is there, cached and pulled ones included. While
     blocks are read, by the reader: the same share of the positions as of the blocks."""
+    preempted: bool = False
+    """It goes back instead: its memory was taken away, and it waits until there is some again."""
 
 
 def receipt_of(submit: Submit) -> PrefillProgress:

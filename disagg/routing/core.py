@@ -270,8 +270,8 @@ class RouterCore:
                 actions = self._lifecycle.part_ended(now_ms, incarnation, message)
                 return actions + self._admit_freed(now_ms)
             case PrefillProgress():
-                self._lifecycle.progress(now_ms, incarnation, message)
-                return self._admit_freed(now_ms)
+                actions = self._lifecycle.progress(now_ms, incarnation, message)
+                return actions + self._admit_freed(now_ms)
             case PrefillReport() | TransferReport():
                 self._lifecycle.report(now_ms, incarnation, message)
                 return []

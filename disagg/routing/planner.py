@@ -24,6 +24,10 @@ from disagg.routing.request import RoutedRequest
 from disagg.routing.revisions import Revision
 from disagg.routing.trials import Trials
 
+RELIEF_QUEUES_MAX = 4
+RELIEF_QUEUE_MS = 150.0
+"""Who would wait for longer elsewhere stays where it lost its memory: it may come back sooner."""
+
 OnBug = Callable[[str, Exception], None]
 """Takes a request's id and what was raised."""
 
@@ -237,6 +241,43 @@ class Planner:
         held = "while it drains" if moves else f"for {gone.worker_id}, which was lost"
         why = f"decode on {reader.name} takes over the lease that {owner.name} holds {held}"
         return Plan(owner, reader, why, takes_over=True)
+
+    def relief(self, now_ms: int, request: RoutedRequest) -> Plan | None:
+        """A worker with memory to spare, for an answer that was preempted where it is decoded.
+
+        Not the policy's: of the shortest queues the one with the sooner next token computes all
+        that there is again. None where nobody has room at once, as far as is known: those before it
+        give its worker's memory back some time.
+        """
+        try:
+            with self._this_one_alone(request):
+                return self._with_memory(now_ms, request)
+        except PlanError:
+            return None
+
+    def _with_memory(self, now_ms: int, request: RoutedRequest) -> Plan | None:
+        revision, full = request.revision, request.current.decode
+        if revision is None:
+            return None
+        demand = self._demand(now_ms, request)
+        candidates = self._candidates(request, revision, self._fleet.ready_in(revision))
+        able = candidates.can_prefill & candidates.can_decode & self._fleet.rooms.roomy
+        able &= ~self._fleet.roster.stalled & ~candidates.of([full.incarnation])
+        able &= ~candidates.of(demand.exclusions.workers | demand.exclusions.decode)
+        appraiser = Appraiser(demand, self._fleet.speeds, self._slo_tpot_ms)
+        why = f"{full.incarnation.worker_id} has no memory for it"
+        plans = [
+            appraiser.appraise(Plan(place, place, f"local on {place.name}: {why}"))
+            for place in candidates.shortest_queues(able, RELIEF_QUEUES_MAX)
+        ]
+        found = [
+            (one.estimate.ttft_ms, number)
+            for number, one in enumerate(plans)
+            if one.estimate is not None
+            and not one.estimate.room_ms
+            and one.estimate.queue_ms <= RELIEF_QUEUE_MS
+        ]
+        return plans[min(found)[1]] if found else None
 
     def can_go_on_elsewhere(self, request: RoutedRequest) -> bool:
         """Whether a worker that has not stalled can do all that a begun request still needs."""

@@ -31,6 +31,9 @@ _ERROR_BEFORE_TOKENS: dict[str, type[DisaggError]] = {
 }
 """What a request that was given up before its first token ends with; others: `RemoteFault`."""
 
+PREEMPTED = "preempted"
+"""Cause of a plan: the worker before had no memory for the next token."""
+
 
 class RoutedRequest:
     """One client request: its tokens, its generations, what went wrong so far.
@@ -40,10 +43,11 @@ class RoutedRequest:
         revision: all of its plans are of workers of this one; None before the first.
         hashes: chain values of the full hash blocks of ``stream.tokens``, when last extended.
         exclusions: what the next plan should not repeat.
-        num_drained: generations that ended because a worker was about to end.
+        num_excused: generations that ended because a worker was about to end, or lacked memory.
         outgrown_tokens: ``max_model_tokens`` of the largest worker that rejected it; 0 before.
         killers: workers lost while it had a part there, and heard since it was planned there.
         has_stalled: it was planned anew because a worker of its plan had stalled.
+        was_preempted: it went on at another worker because one had no memory for it.
         claimed_at: workers that were sent a claim of its name, and may say that it is superseded.
         held_until_ms: until then it may wait at the router by choice, although there is room; 0: it
             has not done so.
@@ -72,9 +76,9 @@ class RoutedRequest:
             sampling.num_prompt_logprobs,
         )
         self.exclusions = Exclusions()
-        self.num_drained = self.held_until_ms = 0
+        self.num_excused = self.held_until_ms = 0
         self.outgrown_tokens = 0
-        self.has_stalled = False
+        self.has_stalled = self.was_preempted = False
         self.killers: set[Incarnation] = set()
         self.claimed_at: set[Incarnation] = set()
         self.generations: list[Generation] = []
@@ -184,10 +188,11 @@ class RoutedRequest:
     def num_failed_tries(self, cause: str) -> int:
         """Plans that have failed, the current one for this cause among them.
 
-        A worker that drains has not failed, and does so once in its life.
+        A worker that drains has not failed, and does so once in its life; nor has one that lacks
+        memory, for which a request goes elsewhere once.
         """
-        self.num_drained += cause == EndReason.DRAINING
-        return len(self.generations) - self.num_drained
+        self.num_excused += cause in (EndReason.DRAINING, PREEMPTED)
+        return len(self.generations) - self.num_excused
 
     def claims(self, keeper_of: Callable[[bytes], Incarnation | None]) -> list[RouterAction]:
         """Claim its name, if it has one, where it is served and at its keeper."""

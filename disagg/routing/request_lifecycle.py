@@ -22,7 +22,7 @@ from disagg.routing.live_requests import LiveRequests
 from disagg.routing.planner import Planner
 from disagg.routing.policy.protocol import Plan
 from disagg.routing.report_counters import count_report
-from disagg.routing.request import RoutedRequest
+from disagg.routing.request import PREEMPTED, RoutedRequest
 
 AHEAD_MAX = 1024
 """Tokens of a request that may wait for one before them."""
@@ -184,10 +184,12 @@ class RequestLifecycle:
         leased |= generation.keeps(incarnation, ended)
         return self._replan(now_ms, request, ended.reason.value, ended.message, leased=leased)
 
-    def progress(self, now_ms: int, incarnation: Incarnation, progress: PrefillProgress) -> None:
+    def progress(
+        self, now_ms: int, incarnation: Incarnation, progress: PrefillProgress
+    ) -> list[RouterAction]:
         """A prefill or a transfer went on: patience begins again when the figure grew.
 
-        Without a figure it is the receipt of a submit.
+        Without a figure it is the receipt of a submit, or it was preempted.
         """
         request = self._concerned(incarnation, progress.key)
         if not progress.num_computed_tokens:
@@ -196,8 +198,11 @@ class RequestLifecycle:
             self._live.has_freed |= self._fleet.received(incarnation, progress.key.generation)
         if request is None:
             self.counters["late_messages", ""] += 1
-            return
+            return []
+        if progress.preempted:
+            return self._preempted(now_ms, request, incarnation)
         request.computed(now_ms, progress.num_computed_tokens)
+        return []
 
     def report(
         self, now_ms: int, incarnation: Incarnation, report: PrefillReport | TransferReport
@@ -220,20 +225,16 @@ class RequestLifecycle:
             generation = request.current
             if incarnation not in generation.workers:
                 continue
-            if generation.over_at(incarnation) and incarnation != generation.decode.incarnation:
+            leased = incarnation == generation.decode.incarnation
+            if generation.over_at(incarnation) and not leased:
                 actions += self._prefill_gone(now_ms, request, incarnation)
                 continue
             if poison := request.lost(lost):
                 self.counters["poison", ""] += 1
                 actions += self._fail(now_ms, request, poison)
                 continue
-            actions += self._replan(
-                now_ms,
-                request,
-                "worker_lost",
-                f"{incarnation.worker_id}: {cause}",
-                leased=incarnation == generation.decode.incarnation,
-            )
+            said = f"{incarnation.worker_id}: {cause}"
+            actions += self._replan(now_ms, request, "worker_lost", said, leased=leased)
         return actions
 
     def stalled(self, now_ms: int, incarnation: Incarnation) -> list[RouterAction]:
@@ -304,6 +305,22 @@ class RequestLifecycle:
             return self._replan(now_ms, request, "gap", f"{num_ahead} tokens wait for a lost one")
         return []
 
+    def _preempted(
+        self, now_ms: int, request: RoutedRequest, incarnation: Incarnation
+    ) -> list[RouterAction]:
+        """It goes on where there is memory to spare; once, or it might go round all of them.
+
+        Where there is none it stays, and goes on before all that have not begun there.
+        """
+        plan = None
+        if incarnation == request.current.decode.incarnation and not request.was_preempted:
+            plan = self._planner.relief(now_ms, request)
+        if plan is None:
+            return []
+        request.was_preempted = True
+        said = f"{incarnation.worker_id}: no memory for its next token"
+        return self._replan(now_ms, request, PREEMPTED, said, plan)
+
     def _prefill_gone(
         self, now_ms: int, request: RoutedRequest, incarnation: Incarnation
     ) -> list[RouterAction]:
@@ -319,13 +336,16 @@ class RequestLifecycle:
         request: RoutedRequest,
         cause: str,
         message: str,
+        plan: Plan | None = None,
         *,
         leased: bool = False,
     ) -> list[RouterAction]:
         """Give the current generation up and go on after the accepted tokens."""
         last_try = request.num_failed_tries(cause) > self._replans_max
-        plan = self._planner.take_over(now_ms, request) if leased and not last_try else None
-        actions = self._cancels(request, cause, keeps_lease=plan is not None)
+        if leased and not last_try:
+            plan = self._planner.take_over(now_ms, request)
+        keeps_lease = plan is not None and plan.takes_over
+        actions = self._cancels(request, cause, keeps_lease=keeps_lease)
         request.current.cause = f"{cause}: {message}" if message else cause
         self.counters["replans", cause] += 1
         if last_try:

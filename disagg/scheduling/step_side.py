@@ -47,6 +47,7 @@ class StepSide:
                 self._prefill_side.give_back(seq, "preempted")
             else:
                 seq.preempted = True
+                self._out.add(ToRouter(PrefillProgress(seq.key, 0, preempted=True)))
             self._parts.queue(seq)
         for part in step.slices if step else ():
             if part.is_new:

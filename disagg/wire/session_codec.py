@@ -152,9 +152,9 @@ def session_response_to_wire(message: ToRouterMessage) -> session_pb2.SessionRes
                 key=key_to_wire(key), reason=reason.value, message=text, num_kept_tokens=num_kept
             )
             return session_pb2.SessionResponse(part_ended=ended)
-        case PrefillProgress(key, num_computed_tokens):
+        case PrefillProgress(key, num_computed_tokens, preempted):
             progress = session_pb2.PrefillProgress(
-                key=key_to_wire(key), num_computed_tokens=num_computed_tokens
+                key=key_to_wire(key), num_computed_tokens=num_computed_tokens, preempted=preempted
             )
             return session_pb2.SessionResponse(progress=progress)
         case PrefillReport():
@@ -202,7 +202,7 @@ def session_response_from_wire(
         case "progress":
             progress = response.progress
             key = key_from_wire(progress, router=router)
-            return PrefillProgress(key, progress.num_computed_tokens)
+            return PrefillProgress(key, progress.num_computed_tokens, progress.preempted)
         case "prefill":
             return prefill_from_wire(response.prefill, router)
         case "transfer":

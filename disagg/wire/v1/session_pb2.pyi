@@ -372,7 +372,10 @@ class PrefillProgress(google.protobuf.message.Message):
 
     KEY_FIELD_NUMBER: builtins.int
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: builtins.int
+    PREEMPTED_FIELD_NUMBER: builtins.int
     num_computed_tokens: builtins.int
+    preempted: builtins.bool
+    """its memory was taken away; it waits until there is some again"""
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     def __init__(
@@ -380,9 +383,10 @@ class PrefillProgress(google.protobuf.message.Message):
         *,
         key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
         num_computed_tokens: builtins.int = ...,
+        preempted: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "num_computed_tokens", b"num_computed_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "num_computed_tokens", b"num_computed_tokens", "preempted", b"preempted"]) -> None: ...
 
 global___PrefillProgress = PrefillProgress
 

@@ -80,7 +80,9 @@ class ValidBeforeCommit(InboundTable):
             super()._repeat(now_ms, entry)
             return
         entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.OK)
-        committed = InboundCommitted(entry.key, entry.offers.seal, InboundStats(0, (0,), 0, 0, 0, 0))
+        committed = InboundCommitted(
+            entry.key, entry.offers.seal, InboundStats(0, (0,), 0, 0, 0, 0)
+        )
         entry.listener.committed(now_ms, committed)
 
 
