@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from disagg.messages.identity import Incarnation
+from disagg.messages.identity import Incarnation, RequestKey
 from disagg.routing.end_pace import EndPace
 from disagg.routing.ended_requests import EndedRequests
 from disagg.routing.fleet import Fleet
@@ -50,6 +50,13 @@ class LiveRequests:
     def get(self, request_id: str) -> RoutedRequest | None:
         """The live request of that id."""
         return self._requests.get(request_id)
+
+    def concerned(self, worker: Incarnation, key: RequestKey) -> RoutedRequest | None:
+        """The request whose current generation this is, if the worker has a part in it."""
+        request = self._requests.get(key.request_id)
+        if request is None or request.current.key != key:
+            return None
+        return request if worker in request.current.workers else None
 
     def find(self, request_id: str) -> RoutedRequest | None:
         """The live request of that id, or the last one that has ended."""

@@ -180,11 +180,6 @@ class RoutedRequest:
         """That it may still get."""
         return self.stream.end - len(self.stream.tokens)
 
-    @property
-    def first_generation(self) -> int:
-        """Number of its first plan; those of an earlier request with its id are lower."""
-        return self.generations[0].key.generation
-
     def num_failed_tries(self, cause: str) -> int:
         """Plans that have failed, the current one for this cause among them.
 
@@ -193,6 +188,13 @@ class RoutedRequest:
         """
         self.num_excused += cause in (EndReason.DRAINING, PREEMPTED)
         return len(self.generations) - self.num_excused
+
+    def was_claimed(self, worker: Incarnation, generation: int) -> bool:
+        """Whether the worker was sent a claim of its name, in this generation or an earlier one.
+
+        Generations of an earlier request with its id are lower than its first one.
+        """
+        return worker in self.claimed_at and generation >= self.generations[0].key.generation
 
     def claims(self, keeper_of: Callable[[bytes], Incarnation | None]) -> list[RouterAction]:
         """Claim its name, if it has one, where it is served and at its keeper."""

@@ -86,11 +86,7 @@ class RequestLifecycle:
     ) -> list[RouterAction]:
         """End the request that was claimed under a key, if it was claimed at that worker."""
         request = self._live.get(key.request_id)
-        if (
-            request is None
-            or key.generation < request.first_generation
-            or incarnation not in request.claimed_at
-        ):
+        if request is None or not request.was_claimed(incarnation, key.generation):
             return []
         return self._fail(now_ms, request, error)
 
@@ -100,7 +96,6 @@ class RequestLifecycle:
         """Take tokens of a worker; deliver what is in order, plan anew or fail what cannot be."""
         request = self._concerned(incarnation, output.key)
         if request is None:
-            self.counters["late_messages", ""] += 1
             return []
         try:
             delivery = request.stream.accept(output)
@@ -124,7 +119,6 @@ class RequestLifecycle:
         """Take what a worker says of a prompt; tokens may have waited for it."""
         request = self._concerned(incarnation, scored.key)
         if request is None:
-            self.counters["late_messages", ""] += 1
             return []
         try:
             if incarnation != request.current.prefill.incarnation:
@@ -161,7 +155,6 @@ class RequestLifecycle:
         """A worker ended its part early: plan the request anew where that matters, or fail it."""
         request = self._concerned(incarnation, ended.key)
         if request is None:
-            self.counters["late_messages", ""] += 1
             return []
         generation = request.current
         if generation.over_at(incarnation):
@@ -197,7 +190,6 @@ class RequestLifecycle:
                 request.current.received_at.add(incarnation)
             self._live.has_freed |= self._fleet.received(incarnation, progress.key.generation)
         if request is None:
-            self.counters["late_messages", ""] += 1
             return []
         if progress.preempted:
             return self._preempted(now_ms, request, incarnation)
@@ -394,8 +386,8 @@ class RequestLifecycle:
         return [Fail(request.request_id, error)]
 
     def _concerned(self, incarnation: Incarnation, key: RequestKey) -> RoutedRequest | None:
-        """The live request whose current generation this is, and the worker has a part in it."""
-        request = self._live.get(key.request_id)
-        if request is None or request.current.key != key:
-            return None
-        return request if incarnation in request.current.workers else None
+        """The request that a message is of; counted if it comes too late."""
+        request = self._live.concerned(incarnation, key)
+        if request is None:
+            self.counters["late_messages", ""] += 1
+        return request

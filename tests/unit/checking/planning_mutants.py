@@ -71,10 +71,10 @@ class ForgetsAcceptedTokens(RequestLifecycle):
 class TellsNobodyOfTheNewPlan(RequestLifecycle):
     """What is planned anew is cancelled nowhere."""
 
-    def _replan(self, now_ms, request, cause, message, *, leased=False):  # type: ignore[no-untyped-def]
+    def _replan(self, now_ms, request, cause, message, plan=None, *, leased=False):  # type: ignore[no-untyped-def]
         self.__dict__["_silent"] = True
         try:
-            return super()._replan(now_ms, request, cause, message, leased=leased)
+            return super()._replan(now_ms, request, cause, message, plan, leased=leased)
         finally:
             del self.__dict__["_silent"]
 

@@ -204,7 +204,7 @@ WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
     session.PartEnded: st.builds(
         session.PartEnded, own_keys, st.sampled_from(session.EndReason), text
     ),
-    session.PrefillProgress: st.builds(session.PrefillProgress, own_keys, u32),
+    session.PrefillProgress: st.builds(session.PrefillProgress, own_keys, u32, st.booleans()),
     reports.PrefillReport: st.builds(reports.PrefillReport, own_keys, u32, u32, u32, u32, u32),
     reports.TransferReport: st.builds(
         reports.TransferReport,
@@ -215,6 +215,8 @@ WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
         u32,
         u32,
         st.sampled_from(reports.TransferKind),
+        u32,
+        u32,
         u32,
         text,
     ),
