@@ -41,7 +41,7 @@ class Admission:
         live: requests that have left the queue; keeps records of those that never do.
         lifecycle: begins what has its turn.
         turns: the queue; whoever delivers tokens charges it.
-        pace: of the ends of requests.
+        pace: at which requests end.
     """
 
     def __init__(
@@ -100,7 +100,6 @@ class Admission:
                 request_id=request.request_id,
             )
         request.check()
-        self._see_pace(now_ms)
         routed = RoutedRequest(now_ms, request, self._router_id)
         self._planner.check(routed)
         actions: list[RouterAction] = []
@@ -156,7 +155,6 @@ class Admission:
 
     def expire(self, now_ms: int) -> list[RouterAction]:
         """Fail what waits although nothing has been started for too long, or its SLO is missed."""
-        self._see_pace(now_ms)
         actions: list[RouterAction] = []
         for request in list(self._waiting.values()):
             begun_ms = max(request.submitted_ms, self._moved_ms, request.held_until_ms)
@@ -192,14 +190,10 @@ class Admission:
         return Counter(revision.name for revision in waiting if revision is not None)
 
     def retry_after_s(self, now_ms: int) -> int:
-        """Seconds until what waits now should have been started, at the pace of the last ends."""
-        self._see_pace(now_ms)
+        """Seconds until what waits now should have been started, at the pace of the ends."""
         return self._pace.retry_after_s(now_ms, len(self._waiting) + 1)
 
     # --- inside
-
-    def _see_pace(self, now_ms: int) -> None:
-        self._pace.see(now_ms, idle=not (self._waiting or len(self._live)))
 
     def _admit_one(self, now_ms: int) -> list[RouterAction] | None:
         """Start or fail a waiting request, or find that it rather waits; None: nothing is left."""

@@ -17,7 +17,7 @@ class LiveRequests:
 
     Args:
         fleet: whose rooms and speeds count what is live.
-        pace: told of every end.
+        pace: told of every beginning and end.
         counters: of ends, by their outcome.
         records_max: ended requests whose record is kept.
 
@@ -75,8 +75,9 @@ class LiveRequests:
         """Number of live generations in which each worker has a part."""
         return Counter(worker for one in self.generations() for worker in one.workers)
 
-    def add(self, request: RoutedRequest) -> None:
-        """A request begins."""
+    def add(self, now_ms: int, request: RoutedRequest) -> None:
+        """A request begins: its first generation, at this time."""
+        self._pace.begin(now_ms)
         self._requests[request.request_id] = request
         self.num_by_tenant[request.tenant] += 1
 
@@ -89,7 +90,7 @@ class LiveRequests:
         self._fleet.end(request.request_id, request.current)
         self._fleet.speeds.answers.end(request.request_id)
         self.has_freed = True
-        self._pace.note(now_ms)
+        self._pace.end(now_ms, request.generations[0].started_ms)
         self._fleet.speeds.answered(request.num_tokens)
         self.keep(now_ms, request, outcome, error)
 

@@ -34,7 +34,7 @@ class RequestLifecycle:
     Args:
         live: the requests, which begin and end here.
         turns: charged with what tenants are served.
-        pace: of the ends of requests.
+        pace: at which requests end.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RequestLifecycle:
 
     def begin(self, now_ms: int, request: RoutedRequest, plan: Plan) -> list[RouterAction]:
         """Submit a request that has not begun yet."""
-        self._live.add(request)
+        self._live.add(now_ms, request)
         return self._begin(now_ms, request, plan)
 
     def cancel(self, now_ms: int, request_id: str, reason: str) -> list[RouterAction]:
