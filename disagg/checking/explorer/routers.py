@@ -131,7 +131,8 @@ def _make_canonical(core: RouterCore) -> None:
     core.counters.clear()
     live, fleet = core._live, core._fleet
     fleet.speeds = Speeds()
-    live._pace._ends_ms.clear()
+    while len(live._pace._marks) > 1:
+        live._pace._marks.pop()
     if not len(core._admission):  # whose turn it was
         live.has_freed = False
         core._admission._looks = Looks()
