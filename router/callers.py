@@ -1,7 +1,8 @@
 """Who calls: a tenant by one of its keys, and what the key is for."""
 
+import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from disagg.errors import RequestError
@@ -47,6 +48,7 @@ class Caller:
     tenant: str
     """Shares prefixes and records with nobody else; "" where the router has no keys."""
     key_name: str
+    """Of the key; where none is known, the network that the request came from, or ""."""
     scopes: frozenset[str]
 
     def check(self, scopes: frozenset[str]) -> None:
@@ -54,6 +56,15 @@ class Caller:
         if not self.scopes & scopes:
             wanted = " or ".join(sorted(scopes))
             raise ForbiddenError(f"this API key is not for {wanted}")
+
+    @property
+    def holder(self) -> tuple[str, str]:
+        """Equal for callers whose requests are counted together: of a tenant, or a network."""
+        return (self.tenant, "") if self.tenant else ("", self.key_name)
+
+    def at(self, address: str) -> "Caller":
+        """The caller at an address: without a key its network tells it from others."""
+        return self if self.tenant else replace(self, key_name=network_of(address))
 
     def own_id(self, request_id: str) -> str:
         """The request's id within the router; equal ids of two tenants are two requests."""
@@ -84,3 +95,16 @@ def presented_key(headers: Mapping[bytes, bytes]) -> str:
     scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
     found = token if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
     return found.strip().decode("latin-1")
+
+
+def network_of(address: str) -> str:
+    """An IPv4 address, or the network of an IPv6 address, whose 64 bits one owner has.
+
+    Any other text stays as it is.
+    """
+    if ":" not in address:
+        return address
+    packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
+    if packed[:12] == bytes(10) + b"\xff\xff":  # an IPv4 address, on a port of both
+        return socket.inet_ntop(socket.AF_INET, packed[12:])
+    return f"{socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8))}/64"

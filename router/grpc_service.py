@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 import grpc
 
@@ -267,7 +268,8 @@ class GrpcService(RouterServicer):
         return max(map(core.max_model_tokens_of, core.serving), default=default)
 
     def _caller(self, context: Context) -> Caller:
-        return caller_of(context.invocation_metadata(), self._keys)
+        found = caller_of(context.invocation_metadata(), self._keys)
+        return found.at(_address_of(context.peer()))
 
 
 def caller_of(metadata: Any, keys: KeyRing) -> Caller:
@@ -284,6 +286,12 @@ def caller_of(metadata: Any, keys: KeyRing) -> Caller:
     caller = keys.caller(presented_key(_headers(metadata)))
     caller.check(frozenset((SERVE,)))
     return caller
+
+
+def _address_of(peer: str) -> str:
+    """The address in what gRPC calls a peer: ``ipv4:127.0.0.1:80``, ``ipv6:%5B::1%5D:80``."""
+    kind, _, rest = unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 def _headers(metadata: Any) -> dict[bytes, bytes]:

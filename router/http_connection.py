@@ -193,6 +193,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             path = path_of(target).decode("ascii")
             self.scope = {  # type: ignore[typeddict-item]
                 "type": "http",
+                "client": self.client,
                 "http_version": version,
                 "method": self.parser.get_method().decode("ascii"),
                 "path": unquote(path) if "%" in path else path,

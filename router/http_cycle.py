@@ -55,6 +55,16 @@ class Cycle(RequestResponseCycle):
         if self._on_left is not None:
             self._on_left()
 
+    def cut_if_unread(self) -> None:
+        """See `Connection`."""
+        if self.flow.write_paused:
+            self.transport.abort()
+
+    async def taken(self) -> None:
+        """See `Connection`."""
+        if self.flow.write_paused:
+            await self.flow.drain()
+
     def whole_body(self) -> bytes | None:
         """See `Connection`."""
         if self.more_body or self.disconnected:

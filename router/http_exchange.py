@@ -16,6 +16,7 @@ from disagg.errors import (
     SupersededError,
 )
 from disagg.router.callers import NOBODY, AccessError, Caller
+from disagg.router.connection_shares import HeldConnectionsError
 from disagg.router.openai.errors import error_body
 from disagg.router.openai.sse import to_json
 from disagg.router.options import RouterOptions
@@ -70,6 +71,12 @@ class Connection(Protocol):
 
     def on_left(self, call: Callable[[], None]) -> None:
         """Let this be called when the client leaves before its answer is complete."""
+
+    def cut_if_unread(self) -> None:
+        """Cut the client off if it has not taken what was written to it before."""
+
+    async def taken(self) -> None:
+        """Wait until the client has taken what was written, or was cut off."""
 
     def whole_body(self) -> bytes | None:
         """The body, if all of it has come already."""
@@ -126,6 +133,7 @@ class Exchange:
     """Reads a bounded body, writes one answer, notices when the client leaves.
 
     Attributes:
+        address: where the client is; "" if it is not known.
         caller: who it is; nobody until it has been looked at.
         request_id: echoed as ``x-request-id`` once it is set.
         more_headers: of an answer that has not started.
@@ -135,6 +143,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, options: RouterOptions) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.address: str = (scope.get("client") or ("",))[0]
         self.query: bytes = scope["query_string"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.caller: Caller = NOBODY
@@ -236,6 +245,14 @@ class Exchange:
         self.started = True
         await self._connection.begin(status, headers, data, more=more)
 
+    def cut_if_unread(self) -> None:
+        """See `Connection`."""
+        self._connection.cut_if_unread()
+
+    async def taken(self) -> None:
+        """See `Connection`."""
+        await self._connection.taken()
+
     def is_writable(self) -> bool:
         """Whether a part of a body that has no length would leave at once by `write_now`."""
         return self._connection.takes_chunks()
@@ -278,8 +295,9 @@ class Exchange:
         extra: Headers = []
         if error.retry_after_s:
             extra.append((b"retry-after", str(error.retry_after_s).encode()))
-        if error.http_status == 408 or isinstance(error, StoppingError):
-            # The rest of the body is no next request; or the next one is for another replica.
+        if error.http_status == 408 or isinstance(error, (StoppingError, HeldConnectionsError)):
+            # The rest of the body is no next request; or the next one is for another replica; or
+            # others need the connection.
             extra.append((b"connection", b"close"))
         if isinstance(error, SupersededError) or (
             isinstance(error, SloError) and not error.retry_after_s

@@ -9,6 +9,7 @@ from typing import ClassVar
 from disagg.errors import CancelledError, DisaggError, RequestError
 from disagg.router.callers import NOBODY, SCOPES, AccessError, presented_key
 from disagg.router.client_text import clip
+from disagg.router.connection_shares import ConnectionShares, HeldConnectionsError
 from disagg.router.http_exchange import Exchange, Receive, Scope, Send
 from disagg.router.keys import KeyRing
 from disagg.router.metrics import Metrics
@@ -74,6 +75,7 @@ class Site:
         self._options = options
         self._keys = keys
         self._metrics = metrics
+        self._shares = ConnectionShares(options.connections_max)
         document = Page(self._document, DOCUMENT)
         self._pages = {**pages, ("GET", "/openapi.json"): document}
         self._prefixes = prefixes
@@ -90,9 +92,23 @@ class Site:
         if scope["type"] != "http":
             raise RuntimeError(f"ASGI scope {scope['type']} is not served")
         exchange = Exchange(scope, receive, self._options)
+        key = presented_key(exchange.headers)
+        known = self._keys.find(key)
+        exchange.caller = (known or NOBODY).at(exchange.address)
+        try:
+            with self._shares.held_by(exchange.caller):
+                await self._serve(exchange, None if known else self._keys.refusal(key))
+                await exchange.taken()
+        except HeldConnectionsError as error:
+            self._metrics.ended(error.code, exchange.caller.tenant)
+            exchange.cut_if_unread()
+            await exchange.fail(error)
+
+    async def _serve(self, exchange: Exchange, refusal: AccessError | None) -> None:
+        """Answer a request; ``refusal``: of a caller who is not known."""
         try:
             exchange.check_head()
-            await self._admitted(exchange).serve(exchange)
+            await self._admitted(exchange, refusal).serve(exchange)
         except CancelledError:
             pass  # nobody is there to read an answer
         except DisaggError as error:
@@ -115,13 +131,13 @@ class Site:
     async def _document(self, exchange: Exchange) -> None:
         await exchange.answer(HTTPStatus.OK, self._described)
 
-    def _admitted(self, exchange: Exchange) -> Page:
-        """The page, once its caller is known and may see it. Strangers learn of no page."""
-        page, key = self._page(exchange), presented_key(exchange.headers)
+    def _admitted(self, exchange: Exchange, refusal: AccessError | None) -> Page:
+        """The page, if its caller is known and may see it. Strangers learn of no page."""
+        page = self._page(exchange)
         if page is not None and not page.scopes:
-            exchange.caller = self._keys.find(key) or NOBODY
             return page
-        exchange.caller = self._keys.caller(key)
+        if refusal is not None:
+            raise refusal
         if page is None:
             raise self._missing(exchange)
         exchange.caller.check(page.scopes)

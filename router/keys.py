@@ -126,12 +126,16 @@ class KeyRing:
         """
         found = self.find(key)
         if found is None:
-            raise UnauthenticatedError(
-                "this API key is not known"
-                if key
-                else "an API key is needed: Authorization: Bearer KEY"
-            )
+            raise self.refusal(key)
         return found
+
+    def refusal(self, key: str) -> UnauthenticatedError:
+        """What is told to who shows a key that is not known, or none."""
+        return UnauthenticatedError(
+            "this API key is not known"
+            if key
+            else "an API key is needed: Authorization: Bearer KEY"
+        )
 
     def find(self, key: str) -> Caller | None:
         """The same, None where it is not known."""

@@ -23,6 +23,8 @@ class _Key:
 class OpenStreams:
     """Bounds the requests of each key: from its head to the end of its answer.
 
+    Where there are no keys, those of each network are counted as one key's.
+
     Args:
         per_key_max: requests of one key at once.
         clock_s: does not go back.

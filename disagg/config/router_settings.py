@@ -167,7 +167,8 @@ class LimitSettings(Section):
 
     connections_max: Positive = 4096
     """HTTP connections; one more takes the place of the one that is idle for longest, and is
-    answered 503 and closed where none is for a second."""
+    answered 503 and closed where none is for a second. Requests of one tenant, or without keys of
+    one address, may hold 15/16 of them; one more is answered 429 and closed."""
     header_bytes_max: int = Field(default=16 << 10, ge=1024, le=1 << 20)
     """Request line and headers; more are answered 431."""
     headers_max: int = Field(default=100, ge=8, le=10_000)
@@ -205,7 +206,8 @@ class LimitSettings(Section):
     """Choices of a request: its prompts times n or best_of. Each is one of the live requests; all
     are accepted, or none."""
     streams_per_key_max: Positive = 1024
-    """Requests in progress of one API key, each with all its choices; more are answered 429."""
+    """Requests in progress of one API key, or without keys of one address, each with all its
+    choices; more are answered 429."""
     observers_max: int = Field(default=16, ge=1, le=1024)
     """Who may follow the events of the live page at a time; one more is answered 429."""
     worker_prefill_tokens_max: Positive = 16_384

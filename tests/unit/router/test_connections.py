@@ -21,8 +21,10 @@ ASKING = HALF_BODY.partition(b"{")[0].replace(b"\r\n\r\n", b"\r\nexpect: 100-con
 WHOLE = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
-async def connect(house):
-    return await asyncio.open_connection("127.0.0.1", house.app.http_port)
+async def connect(house, source: str = "127.0.0.1"):
+    """A connection from an address of this machine."""
+    at = ("127.0.0.1", house.app.http_port)
+    return await asyncio.open_connection(*at, local_addr=(source, 0))
 
 
 def connection_of(house):
@@ -192,7 +194,7 @@ async def test_a_long_answer_is_not_cut(open_house):
 
 async def test_connections_are_bounded(open_house):
     house = await open_house(connections_max=3)
-    held = [await connect(house) for _ in range(3)]
+    held = [await connect(house, f"127.0.0.{n}") for n in range(2, 5)]  # none has all alone
     for reader, writer in held:  # each is asked for the body of its request
         writer.write(ASKING)
         assert (await reader.readline()).startswith(b"HTTP/1.1 100 ")
