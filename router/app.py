@@ -113,7 +113,8 @@ class RouterApp:
         if inherited is not None and inherited.folder:
             options = replace(options, name=name_of_process(options.name, inherited.number))
         self._metrics = Metrics(options.model_name)
-        ports = bind_ports(options, self._connections, inherited, KeyCheck(ring, self._metrics))
+        self._key_check = KeyCheck(ring, self._metrics, options.streams_per_key_max)
+        ports = bind_ports(options, self._connections, inherited, self._key_check)
         self._grpc_server, self.grpc_port = ports.grpc_server, ports.grpc_port
         self.http_port = ports.http.getsockname()[1]
         self.admin_port = ports.admin.getsockname()[1]

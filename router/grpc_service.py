@@ -269,7 +269,7 @@ class GrpcService(RouterServicer):
 
     def _caller(self, context: Context) -> Caller:
         found = caller_of(context.invocation_metadata(), self._keys)
-        return found.at(_address_of(context.peer()))
+        return found.at(address_of(context.peer()))
 
 
 def caller_of(metadata: Any, keys: KeyRing) -> Caller:
@@ -288,7 +288,7 @@ def caller_of(metadata: Any, keys: KeyRing) -> Caller:
     return caller
 
 
-def _address_of(peer: str) -> str:
+def address_of(peer: str) -> str:
     """The address in what gRPC calls a peer: ``ipv4:127.0.0.1:80``, ``ipv6:%5B::1%5D:80``."""
     kind, _, rest = unquote(peer).partition(":")
     return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""

@@ -20,6 +20,9 @@ CALLS_PER_REQUEST = 4
 """So many times `requests_max` may go on in one connection: a call of which only the head has come
 is bounded by nothing else, and who asks for more than there is room for is to be told so."""
 GRPC_OPTIONS = (
+    # Of each request that is not asked for yet; gRPC would take megabytes where they come fast.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 64 << 10),
     # Workers ping idle channels every few seconds; gRPC's default would cut them off for it.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
