@@ -28,6 +28,7 @@ class ConnectionShares:
     def __init__(self, connections_max: int) -> None:
         self._connections_max = connections_max
         self._held: Counter[tuple[str, str]] = Counter()
+        self._num_held = 0
 
     @contextlib.contextmanager
     def held_by(self, caller: Caller) -> Iterator[None]:
@@ -37,7 +38,7 @@ class ConnectionShares:
             HeldConnectionsError: others would find nearly no connection; nothing was counted.
         """
         holder = caller.holder
-        num_own, num_left = self._held[holder], self._connections_max - self._held.total() - 1
+        num_own, num_left = self._held[holder], self._connections_max - self._num_held - 1
         if num_own and num_own + 1 > SHARE * num_left:
             raise HeldConnectionsError(
                 f"{num_own} connections are held by requests of this "
@@ -46,9 +47,11 @@ class ConnectionShares:
                 retry_after_s=1,
             )
         self._held[holder] += 1
+        self._num_held += 1
         try:
             yield
         finally:
             self._held[holder] -= 1
+            self._num_held -= 1
             if not self._held[holder]:
                 del self._held[holder]
