@@ -91,6 +91,7 @@ class RouterApp:
             chat_template=options.chat_template,
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
+            prompt_chars_max=options.prompt_bytes_max,
         )
         self._tracer = tracer_for(
             exporter_named_in(os.environ, options.traces),

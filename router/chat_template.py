@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from disagg.errors import ConfigError, RequestError
+from disagg.router import template_bounds
 from disagg.router.chat import Chat
+from disagg.router.template_bounds import CHARS_MAX, BoundError
+from disagg.tls.given_file import read_given
 
 RESERVED = frozenset(
     {"add_generation_prompt", "chat_template", "documents", "messages", "tokenize", "tools"}
@@ -31,21 +34,30 @@ class ChatTemplate:
         text: of the template for requests with tools; "" where there is none at all.
     """
 
-    def __init__(self, tokenizer: Any, file: str = "", fallback: Path | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        file: str = "",
+        fallback: Path | None = None,
+        chars_max: int = CHARS_MAX,
+    ) -> None:
         """Take a tokenizer's template.
 
         Args:
             tokenizer: of transformers; its own template is replaced if ``file`` is given.
             file: another template, in Jinja.
             fallback: what renders chats with tools where the template knows none.
+            chars_max: of a prompt, with what the template adds.
 
         Raises:
-            ConfigError: the file cannot be read.
+            ConfigError: the file cannot be read; the template does not end, or writes without end,
+                for a message of one letter.
         """
         self._tokenizer = tokenizer
+        self._chars_max = max(chars_max, CHARS_MAX)  # a small limit is no template's fault
         if file:
             try:
-                tokenizer.chat_template = Path(file).read_text(encoding="utf-8")
+                tokenizer.chat_template = read_given(file)[0].decode()
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(
                     f"model.chat_template: {file}: {error}", param="model.chat_template"
@@ -55,6 +67,16 @@ class ChatTemplate:
         if fallback is not None and self.text and not _names(self.text, "tools"):
             self._fallback = self.text = fallback.read_text(encoding="utf-8")
         self._render_plain = _plain_renderer(tokenizer, self._plain_text)
+        if self.text not in ("", self._plain_text):
+            _plain_renderer(tokenizer, self.text)  # for its bounds; transformers renders by it
+        try:
+            self.render(Chat(({"role": "user", "content": "a"},)))
+        except BoundError as error:
+            param = "model.chat_template" if file else "model"
+            raise ConfigError(error.message, param=param) from error
+        except RequestError:  # it may refuse that message for a reason of its own
+            pass
+        self._chars_max = chars_max
 
     @property
     def takes_tools(self) -> bool:
@@ -65,21 +87,32 @@ class ChatTemplate:
         """The prompt, ready for the assistant's answer or not.
 
         Raises:
-            RequestError: the model has no template, it refuses the messages, or it knows nothing
-                of something else.
+            RequestError: the model has no template, it refuses the messages, takes more than it
+                may (`template_bounds`), writes what no text can have, or knows nothing of something
+                else.
         """
         if not self.text:
             raise RequestError(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
+        template_bounds.begin(self._chars_max)
         try:
             if self._render_plain is not None and _is_plain(chat):
-                return self._render_plain(
+                text = self._render_plain(
                     messages=list(chat.messages), add_generation_prompt=add_generation_prompt
                 )
-            return self._render_any(chat, add_generation_prompt)
+            else:
+                text = self._render_any(chat, add_generation_prompt)
+            text.encode()
+            return text
         except RequestError:
             raise
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                "the chat template writes half a surrogate pair, which no text can have; "
+                "see model.chat_template",
+                param="messages",
+            ) from error
         except Exception as error:  # templates raise whatever they like
             raise RequestError(
                 f"the chat template refuses these messages: {error}", param="messages"
@@ -134,6 +167,8 @@ def _is_plain(chat: Chat) -> bool:
 def _plain_renderer(tokenizer: Any, text: str) -> Callable[..., str] | None:
     """What transformers comes to for plain chats, whose wrapper takes more than the template.
 
+    The template has bounds from now on, also where the wrapper uses it.
+
     Returns:
         None where it may come to something else, or where the template is none.
     """
@@ -146,10 +181,9 @@ def _plain_renderer(tokenizer: Any, text: str) -> Callable[..., str] | None:
         return None
     try:
         template = compiling(text)
+        template_bounds.bound(template, text)
     except Exception:  # it is refused where it is used, with the reason
         return None
-    # Each time they are copied, and Jinja's ChainMap of them takes longer than the template.
-    template.globals = dict(template.globals)
     given = {**tokenizer.special_tokens_map, "tools": None, "documents": None}
     return functools.partial(template.render, **given)
 

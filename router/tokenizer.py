@@ -16,6 +16,7 @@ from disagg.router.message_parts.call_parser import Schemas
 from disagg.router.message_parts.formats import AUTO, GEMMA, family_of
 from disagg.router.message_parts.message_parser import MessageParser
 from disagg.router.message_parts.message_syntax import MessageSyntax
+from disagg.router.template_bounds import CHARS_MAX
 from disagg.router.tokenizer_loading import load_tokenizer
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -43,6 +44,7 @@ class Tokenizer:
         chat_template: str = "",
         tool_call_parser: str = AUTO,
         reasoning_parser: str = AUTO,
+        prompt_chars_max: int = CHARS_MAX,
     ) -> None:
         """Load from disk; nothing is downloaded.
 
@@ -51,6 +53,7 @@ class Tokenizer:
             chat_template: a file with another chat template than the checkpoint's.
             tool_call_parser: see `MessageSyntax`.
             reasoning_parser: see `MessageSyntax`.
+            prompt_chars_max: what a chat template may write.
 
         Raises:
             ConfigError: the directory holds no usable tokenizer or config, or the template or the
@@ -89,7 +92,10 @@ class Tokenizer:
             tool_call_parser == AUTO and family is not None and family.tools == GEMMA
         )
         self._template = ChatTemplate(
-            self._tokenizer, chat_template, GEMMA_TOOLS if writes_as_gemma else None
+            self._tokenizer,
+            chat_template,
+            GEMMA_TOOLS if writes_as_gemma else None,
+            prompt_chars_max,
         )
         self.messages = MessageSyntax(
             model_type,

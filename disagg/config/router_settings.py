@@ -190,7 +190,8 @@ class LimitSettings(Section):
     """Tokens of an answer, all its choices together, that may wait behind them; one more, and its
     generations are cancelled, their KV freed."""
     prompt_bytes_max: Positive = 8 << 20
-    """A prompt's text, checked before it is tokenised."""
+    """A prompt's text, checked before it is tokenised. A chat template writes so many characters at
+    most."""
     prompt_tokens_max: int = Field(default=0, ge=0)
     """A prompt's tokens; 0: as many as the largest worker that is ready can serve."""
     generation_tokens_max: Positive = 1 << 20
