@@ -1,6 +1,7 @@
 """Text to tokens and back: one checkpoint's tokenizer, its chat template, its sampling defaults."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from disagg.router.message_parts.message_parser import MessageParser
 from disagg.router.message_parts.message_syntax import MessageSyntax
 from disagg.router.template_bounds import CHARS_MAX
 from disagg.router.tokenizer_loading import load_tokenizer
+from disagg.tls.given_file import read_given
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+JSON_BYTES_MAX = 1 << 24
+"""Of config.json and generation_config.json; where weights are quantized the first has lists."""
 PROMPT_END_TOKENS = 16
 """Enough for a tag that is spelt out, and line breaks."""
 
@@ -64,7 +68,7 @@ class Tokenizer:
         text_config = text_part(config)
         model_type = str(config.get("model_type", ""))
         generation_file = path / "generation_config.json"
-        generation = _read_json(generation_file) if generation_file.is_file() else {}
+        generation = _read_json(generation_file) if os.path.lexists(generation_file) else {}
         try:
             self._tokenizer: Any = load_tokenizer(path)
         except Exception as error:  # transformers raises many kinds here
@@ -203,8 +207,10 @@ def _token_ids(value: object) -> set[int]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, RecursionError, ValueError) as error:
+        value = json.loads(read_given(path, JSON_BYTES_MAX)[0])
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", param="model") from error
+    except (RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: {error}", param="model") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is not a JSON object", param="model")

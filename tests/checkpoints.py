@@ -5,6 +5,7 @@ Everything is a function of the arguments: the same call gives the same bytes of
 
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,19 @@ def edit_config(directory: str | Path, **fields: Any) -> None:
     file = Path(directory) / "config.json"
     config = json.loads(file.read_text()) | fields
     file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def make_no_file(directory: Path, kind: str, name: str = "config.json") -> Path:
+    """Have a file's name lead to what is none; whoever reads it waits, or never ends."""
+    path = directory / name
+    path.unlink(missing_ok=True)
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        os.mkfifo(directory / "pipe")
+        path.symlink_to("pipe")
+    return path

@@ -34,6 +34,7 @@ from disagg.telemetry.open_files import tight_limits
 from disagg.telemetry.task_limits import tasks_left
 from disagg.tls.authority import remove_keys
 from disagg.workers.actor import WORKER_PATH, WorkerState
+from disagg.workers.engines.checkpoint_files import check_files, read_weights
 
 if TYPE_CHECKING:
     from disagg.cluster.supervise import Supervisor
@@ -148,6 +149,8 @@ class LocalCluster:
         router_options(self.settings)  # a bad checkpoint is reported before anything starts
         _refuse_few_tasks(num_workers(self.settings))
         self.settings = decide_ports(self.settings)
+        check = read_weights if self.settings.worker.engine == "vllm" else check_files
+        check(self.settings.model.dir)  # as a worker does, half a minute later
         adopt_orphans()
         self._before = find_children(os.getpid())
         self._folder = RunFolder()

@@ -1,6 +1,7 @@
 """What ``disagg plan`` prints: a model's KV cache in a memory budget."""
 
 import json
+import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +22,7 @@ from disagg.kv.shapes.memory_plan import (
 )
 from disagg.kv.shapes.model_shapes import ModelShape, read_shape
 from disagg.workers.engines.block_tokens import planned_block_tokens
-from disagg.workers.engines.checkpoint_files import read_json
+from disagg.workers.engines.checkpoint_files import read_json, why_pickled
 from disagg.workers.options import AUTO
 
 
@@ -63,6 +64,8 @@ def plan_kv_memory(
 ) -> None:
     """Print how a model's KV cache fits into a memory budget."""
     report = MemoryReport(model, memory, context, engine, device, block_tokens)
+    if said := why_pickled(model):  # no weights are needed here, but the next command wants them
+        print(f"disagg: {said}", file=sys.stderr)
     if as_json:
         print(report.as_json())
         return

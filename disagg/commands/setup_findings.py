@@ -15,7 +15,7 @@ from disagg.kv.shapes.model_shapes import read_shape
 from disagg.router.keys import parse_keys
 from disagg.tls.certificate_files import NODE_NAME, expiry_warning, read_certificate
 from disagg.tls.given_file import read_given
-from disagg.workers.engines.checkpoint_files import ADAPTER, read_json, read_weights
+from disagg.workers.engines.checkpoint_files import ADAPTER, read_json, read_weights, why_pickled
 
 CONNECT_S = 3.0
 PORT_SETTINGS = (
@@ -115,20 +115,24 @@ def look_at_checkpoint(directory: str) -> Iterator[Finding]:
     if is_adapter:
         advice = "merge it into the model's weights (PEFT's merge_and_unload), or take it out"
         yield fault("checkpoint", f"{folder} holds a PEFT adapter: none is applied", advice)
-    if not (folder / "config.json").is_file():
+    if not os.path.lexists(folder / "config.json"):
         yield fault("checkpoint", f"{folder} has no config.json", "give a checkpoint's directory")
         return
     weights = sorted(folder.glob("*.safetensors"))
-    empty = [path.name for path in weights if not path.stat().st_size]
-    if not weights or empty:
-        seen = f"empty: {', '.join(empty)}" if empty else "no *.safetensors"
+    empty = [path.name for path in weights if not (path.is_file() and path.stat().st_size)]
+    usable = bool(weights) and not empty and not is_adapter
+    if said := why_pickled(folder):
+        seen, _, advice = said.partition(". ")
+        yield fault("checkpoint", seen, advice)
+    elif not weights or empty:
+        seen = f"empty or no file: {', '.join(empty)}" if empty else "no *.safetensors"
         yield fault("checkpoint", f"{folder}: {seen}", "copy the checkpoint again, links resolved")
     if not (folder / "tokenizer.json").is_file():
         advice = "copy tokenizer.json too: JSON answers and many models need it"
         yield warning("checkpoint", f"{folder} has no tokenizer.json", advice)
     try:
         config = read_json(folder / "config.json")
-        if weights and not empty and not is_adapter:
+        if usable:
             read_weights(folder)
     except ConfigError as error:
         yield fault("checkpoint", error.message, "copy the checkpoint again")
@@ -138,8 +142,9 @@ def look_at_checkpoint(directory: str) -> Iterator[Finding]:
     except ConfigError as error:
         yield fault("checkpoint", error.message, "docs/models.md lists what is supported")
         return
-    size_gib = sum(path.stat().st_size for path in weights) / (1 << 30)
-    yield ok("checkpoint", f"{folder}: {shape.architecture}, {size_gib:.1f} GiB of weights")
+    if usable:
+        size_gib = sum(path.stat().st_size for path in weights) / (1 << 30)
+        yield ok("checkpoint", f"{folder}: {shape.architecture}, {size_gib:.1f} GiB of weights")
 
 
 def look_at_ray(address: str) -> Iterator[Finding]:

@@ -22,8 +22,10 @@ def model_name(settings: Settings) -> str:
     if not settings.model.dir:
         raise ConfigError("model.dir: which checkpoint? (--model DIR)", param="model.dir")
     folder = Path(settings.model.dir)
-    if not os.path.isfile(folder / "config.json"):  # nor is what can be no path at all
-        said = "is not a checkpoint directory (it has no config.json)"
+    config = folder / "config.json"
+    if not os.path.isfile(config):  # nor is what can be no path at all
+        has = "its config.json is no file" if os.path.lexists(config) else "it has no config.json"
+        said = f"is not a checkpoint directory ({has})"
         if os.path.isfile(folder / "adapter_config.json"):
             said = (
                 "holds a PEFT adapter without its model, and none is applied here: merge it into"

@@ -21,23 +21,23 @@ def expanded(path: str | Path) -> Path:
         raise OSError(errno.ENOENT, "no home directory is known for it") from None
 
 
-def read_given(path: str | Path) -> tuple[bytes, int]:
+def read_given(path: str | Path, bytes_max: int = FILE_BYTES_MAX) -> tuple[bytes, int]:
     """A file's contents and mode, of one moment: it may be replaced at any.
 
     Raises:
-        OSError: it cannot be read, is larger than ``FILE_BYTES_MAX``, or is no file: a pipe would
-            wait for a writer, and could be read once only, while most files are read again.
+        OSError: it cannot be read, is larger than ``bytes_max``, or is no file: a pipe would wait
+            for a writer, and could be read once only, while most files are read again.
     """
     try:
         with open(expanded(path), "rb", opener=_open_at_once) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise OSError(errno.EINVAL, "is no file that can be read again")
-            data = file.read(FILE_BYTES_MAX + 1)
+            data = file.read(bytes_max + 1)
     except ValueError:  # a NUL in the path
         raise OSError(errno.EINVAL, "is no path") from None
-    if len(data) > FILE_BYTES_MAX:
-        raise OSError(errno.EFBIG, f"larger than {FILE_BYTES_MAX} bytes")
+    if len(data) > bytes_max:
+        raise OSError(errno.EFBIG, f"larger than {bytes_max} bytes")
     return data, mode
 
 

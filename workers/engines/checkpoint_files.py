@@ -10,9 +10,12 @@ from typing import Any
 
 from disagg.errors import ConfigError
 from disagg.kv.shapes.config_fields import text_part
+from disagg.tls.given_file import read_given
 
 HEADER_BYTES_MAX = 100_000_000
 """The safetensors format's own bound on its JSON header."""
+JSON_BYTES_MAX = 100_000_000
+"""An index of the weights has 10 MB where there are many experts."""
 DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Torch's names of the types a safetensors header names."""
 ADAPTER = "adapter_config.json"
@@ -32,10 +35,7 @@ def model_fingerprint(model_dir: str | Path) -> str:
     """
     path = Path(model_dir)
     digest = hashlib.sha256(b"disagg.model.v1")
-    try:
-        parts = [("config.json", (path / "config.json").read_bytes())]
-    except OSError as error:
-        raise ConfigError(f"{path / 'config.json'}: {error}", param="config.json") from error
+    parts = [("config.json", _read_whole(path / "config.json"))]
     for file in weight_files(path):
         header = _safetensors_header(file)
         parts.append((f"{file.name}:{file.stat().st_size}", header + _some_values(file, header)))
@@ -125,14 +125,22 @@ def read_weights(model_dir: str | Path) -> StoredWeights:
 def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object; raises ConfigError naming the file."""
     try:
-        content = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{file} is missing", param=file.name) from error
-    except (OSError, RecursionError, ValueError) as error:
+        content = json.loads(_read_whole(file))
+    except (RecursionError, ValueError) as error:
         raise ConfigError(f"{file}: {error}", param=file.name) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file} is not a JSON object", param=file.name)
     return content
+
+
+def _read_whole(file: Path) -> bytes:
+    """A pipe, or a device, is refused: it would be waited for, or read for ever."""
+    try:
+        return read_given(file, JSON_BYTES_MAX)[0]
+    except FileNotFoundError as error:
+        raise ConfigError(f"{file} is missing", param=file.name) from error
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}", param=file.name) from error
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -143,7 +151,8 @@ def weight_files(path: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         raise ConfigError(
-            f"{path} holds neither model.safetensors nor model.safetensors.index.json",
+            why_pickled(path)
+            or f"{path} holds neither model.safetensors nor model.safetensors.index.json",
             param="model.safetensors",
         )
     weight_map = read_json(index).get("weight_map")
@@ -154,6 +163,18 @@ def weight_files(path: Path) -> list[Path]:
         if file.parent != path or not file.is_file():
             raise ConfigError(f"{file}, named by {index.name}, is missing", param=file.name)
     return files
+
+
+def why_pickled(path: Path) -> str:
+    """Why weights in PyTorch's own format cannot be used; "" where there are others, or none."""
+    names = sorted(file.name for file in path.glob("pytorch_model*.bin"))
+    if not names or any(path.glob("*.safetensors")):
+        return ""
+    return (
+        f"{path} holds its weights in PyTorch's own format alone ({names[0]}), which is not read:"
+        " to load it can run code. Convert it to safetensors, where you trust it: load the model"
+        " by transformers' from_pretrained, and write it anew by save_pretrained"
+    )
 
 
 def _safetensors_header(file: Path) -> bytes:

@@ -105,6 +105,7 @@ def test_a_second_ctrl_c_while_a_start_is_undone_cuts_nothing_short(
 
     monkeypatch.setattr(run_folder, "PARENT", tmp_path)
     monkeypatch.setattr(local, "router_options", lambda _: None)
+    monkeypatch.setattr(local, "check_files", lambda _: None)
     monkeypatch.setattr(local, "with_certificates", interrupted)
     monkeypatch.setattr(local, "remove_keys", removed)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -28,7 +28,7 @@ from disagg.commands.setup_findings import (
 from disagg.commands.transfer_findings import ROUNDS_MAX, Ports, measure_pairs, measured, pairs_of
 from disagg.config import Settings
 from disagg.telemetry.open_files import UNLIMITED
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, make_no_file
 
 GROUP = {"group": 0, "kind": "full_attention", "pulled_bytes": 2_000_000}
 
@@ -114,6 +114,30 @@ def test_checkpoints(tmp_path: Path) -> None:
     for text in ("{", "[" * 200_000):
         (Path(whole) / "config.json").write_text(text)
         assert has_fault(look_at_checkpoint(str(whole)))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "directory"])
+def test_a_config_that_is_no_file_is_a_fault_at_once(tmp_path: Path, kind: str) -> None:
+    config = make_no_file(tmp_path, kind)
+    (found,) = (one for one in look_at_checkpoint(str(tmp_path)) if "config.json" in one.seen)
+    assert found.level is Level.FAULT
+    assert str(config) in found.seen
+
+
+def test_weights_that_cannot_be_used_are_never_found_right(tmp_path: Path) -> None:
+    folder = Path(make_checkpoint(tmp_path / "whole", "qwen3", num_layers=1))
+    weights = folder / "model.safetensors"
+    weights.rename(folder / "pytorch_model.bin")
+    (found,) = look_at_checkpoint(str(folder))
+    assert found.level is Level.FAULT
+    assert "PyTorch's own format alone (pytorch_model.bin)" in found.seen
+    assert "save_pretrained" in found.advice
+    weights.symlink_to("nothing")  # as of a cache of Hugging Face's that was copied in part
+    (found,) = look_at_checkpoint(str(folder))
+    assert (found.level, found.seen) == (
+        Level.FAULT,
+        f"{folder}: empty or no file: model.safetensors",
+    )
 
 
 def test_certificates_and_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoints import make_no_file
+
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "tests" / "data" / "model_configs" / "gemma-3-27b.json"
 
@@ -45,6 +47,35 @@ def test_json_for_programs(model: str) -> None:
     assert answer["num_sequences"] == 6
     assert answer["all_layers_full"]["num_sequences"] == 1
     assert [group["num_layers"] for group in answer["groups"]] == [9, 9, 9, 9, 8, 8, 10]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "directory"])
+def test_a_config_that_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    run = plan("--model", str(tmp_path), "--memory", "1GiB")
+    assert "config.json is missing" in run.stderr  # negative control
+    config = make_no_file(tmp_path, kind)
+    run = plan("--model", str(tmp_path), "--memory", "1GiB")
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"disagg: {config}: ")
+
+
+def test_a_config_behind_a_link_is_read(model: str, tmp_path: Path) -> None:
+    """Those in Hugging Face's cache are."""
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "config.json").symlink_to(Path(model) / "config.json")
+    run = plan("--model", str(tmp_path / "links"), "--memory", "64GiB")
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_weights_in_pytorchs_own_format_are_told(model: str) -> None:
+    """The plan needs no weights."""
+    (Path(model) / "pytorch_model-00001-of-00002.bin").write_bytes(b"")
+    run = plan("--model", model, "--memory", "64GiB")
+    assert run.returncode == 0
+    assert "blocks of" in run.stdout
+    assert "PyTorch's own format alone (pytorch_model-00001-of-00002.bin)" in run.stderr
+    (Path(model) / "model.safetensors").write_bytes(b"")
+    assert plan("--model", model, "--memory", "64GiB").stderr == ""
 
 
 def test_the_vllm_engines_blocks_hold_whole_states(tmp_path: Path) -> None:

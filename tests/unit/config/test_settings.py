@@ -1,5 +1,6 @@
 """Settings: sources, their order, and what is refused by name."""
 
+import os
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -282,6 +283,10 @@ def test_a_missing_checkpoint_or_router_is_named(tmp_path: Path) -> None:
     empty = {"model.dir": Given(str(tmp_path), "flag:--model")}
     with pytest.raises(ConfigError, match=r"no config\.json"):
         router_options(read_settings(flags=empty).settings)
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match=r"its config\.json is no file"):
+        router_options(read_settings(flags=empty).settings)
+    (tmp_path / "config.json").unlink()
     open_port = _flags(tmp_path) | {"router.grpc_port": Given(0, "flag:--set")}
     with pytest.raises(ConfigError, match=r"router\.grpc_port"):
         worker_options(read_settings(flags=open_port).settings, "w", "both")

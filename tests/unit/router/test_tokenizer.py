@@ -8,6 +8,7 @@ import pytest
 from disagg.errors import ConfigError
 from disagg.router.chat import Chat
 from disagg.router.tokenizer import Tokenizer
+from tests.checkpoints import make_no_file
 
 TEXTS = ["plain words here", "naïve café — 5 €", "日本語のテスト", "👩‍👩‍👧‍👦 and 🏳️‍🌈!", "a\ufffdb"]
 
@@ -70,6 +71,15 @@ def test_a_directory_without_tokenizer_is_refused(tmp_path):
 def test_an_odd_config_is_refused(tmp_path, config, said):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ConfigError, match=said):
+        Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "directory"])
+def test_what_is_no_file_is_refused_by_name(model_dir, tmp_path, name, kind):
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+    path = make_no_file(tmp_path, kind, name)
+    with pytest.raises(ConfigError, match=f"^{path}: "):
         Tokenizer(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """A checkpoint directory on disk: what it holds, and whether the engine can run it."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,9 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
         if family.windows != "per_layer" and raw.get("layer_types"):
             _check_ignored_types(config, family, list(raw["layer_types"]))
     eos = getattr(config, "eos_token_id", None)
-    if (path / "generation_config.json").is_file():
-        eos = read_json(path / "generation_config.json").get("eos_token_id", eos)
+    generation_file = path / "generation_config.json"
+    if os.path.lexists(generation_file):  # one that cannot be read is not as good as none
+        eos = read_json(generation_file).get("eos_token_id", eos)
     return Checkpoint(
         path=path,
         architecture=architecture,

@@ -17,7 +17,7 @@ from disagg.workers.engines.checkpoint_files import model_fingerprint
 from disagg.workers.engines.native.checkpoint import open_checkpoint
 from disagg.workers.engines.native.families import SUPPORTED
 from disagg.workers.engines.native.native_engine import NativeEngine
-from tests.checkpoints import edit_config, make_checkpoint
+from tests.checkpoints import edit_config, make_checkpoint, make_no_file
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,22 @@ def test_a_missing_file_is_named(directory: Path, name: str) -> None:
     error = refusal(directory)
     assert error.param == name
     assert name in error.message
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "directory"])
+def test_what_is_no_file_is_refused_by_name(directory: Path, name: str, kind: str) -> None:
+    make_no_file(directory, kind, name)
+    assert refusal(directory).param == name
+
+
+def test_weights_in_pytorchs_own_format_are_told_from_none(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    message = refusal(directory).message
+    assert "PyTorch's own format alone (pytorch_model.bin)" in message
+    assert "save_pretrained" in message
+    (directory / "pytorch_model.bin").unlink()
+    assert "holds neither model.safetensors" in refusal(directory).message
 
 
 def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
