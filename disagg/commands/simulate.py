@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.commands.arguments import Config, Decode, Prefill, Set, read_effective
+from disagg.commands.arguments import SETTING_OF, Config, Decode, Prefill, Set, read_effective
 from disagg.commands.signals import exit_on_signals
 from disagg.commands.simulated_runs import PROCESSES_MAX, simulate_all
 from disagg.commands.simulation_view import check_plot, plot, table
@@ -94,7 +94,12 @@ def simulate(
     prefill: Prefill = None,
     decode: Decode = None,
     both: Annotated[
-        int | None, typer.Option("--both", help="Number of workers of both roles.")
+        int | None,
+        typer.Option(
+            "--both",
+            help="Number of workers of both roles; there are no others then but those that are "
+            "asked for.",
+        ),
     ] = None,
     routers: Annotated[
         int | None,
@@ -164,15 +169,14 @@ def simulate(
         )
     if plot_file is not None:
         check_plot(plot_file)
-    given = read_effective(
-        config,
-        settings_given,
-        prefill=prefill,
-        decode=decode,
-        both=both,
-        slo_ttft_ms=slo_ttft_ms,
-        slo_tpot_ms=slo_tpot_ms,
-    )
+    roles = {"prefill": prefill, "decode": decode, "both": both}
+    slos_given = {"slo_ttft_ms": slo_ttft_ms, "slo_tpot_ms": slo_tpot_ms}
+    given = read_effective(config, settings_given, **roles, **slos_given)
+    if both:
+        for role in ("prefill", "decode"):
+            if given.sources[SETTING_OF[role]] == "default":
+                roles[role] = 0
+        given = read_effective(config, settings_given, **roles, **slos_given)
     settings = given.settings
     left_out = not_simulated(settings)
     if left_out:  # with --quiet too: who reads the figures has to know

@@ -73,9 +73,30 @@ def test_rates_policies_ratios_and_a_plot(measured: str, tmp_path: Path) -> None
         assert one["goodput"] == max(like)
 
 
+@pytest.mark.parametrize(
+    ("given", "workers"),
+    [
+        (("--both", "4"), (0, 0, 4)),
+        (("--both", "4", "--prefill", "2"), (2, 0, 4)),
+        (("--both", "4", "--set", "cluster.num_decode=1"), (0, 1, 4)),
+        (("--set", "cluster.num_both=4"), (1, 1, 4)),  # as disagg serve takes it
+        (("--both", "0"), (1, 1, 0)),
+        ((), (1, 1, 0)),
+    ],
+)
+def test_both_alone_is_the_whole_fleet(
+    given: tuple[str, ...], workers: tuple[int, int, int], measured: str
+) -> None:
+    load = ("--mix", "short-chat", "--rate", "1", "--policy", "local", *LIGHT, "--json")
+    run = simulate("--curves", measured, *load, *given)
+    assert (run.returncode, run.stderr) == (0, "")
+    (one,) = json.loads(run.stdout)["runs"]
+    assert (one["num_prefill"], one["num_decode"], one["num_both"]) == workers
+
+
 def test_several_routers_share_the_requests(measured: str) -> None:
     load = ("--curves", measured, "--mix", "long-documents", "--rate", "8", *LIGHT, "--json")
-    fleet = ("--prefill", "0", "--decode", "0", "--both", "4", "--policy", "prefix_then_load")
+    fleet = ("--both", "4", "--policy", "prefix_then_load")
     given = {
         1: ("--routers", "1", "--set", "router.processes=3"),
         2: ("--routers", "2"),
@@ -265,7 +286,7 @@ def test_settings_that_are_not_simulated_are_named(measured: str, given: str) ->
 
 
 def test_a_fleet_of_both_roles_alone(measured: str) -> None:
-    roles = ("--prefill", "0", "--decode", "0", "--both", "2")
+    roles = ("--both", "2")
     (one,) = simulated(measured, "--policy", "local", *roles)["runs"]
     assert [one[f"num_{role}"] for role in ("prefill", "decode", "both")] == [0, 0, 2]
 
