@@ -1,15 +1,13 @@
-"""The folder of one run, and the only place of the project that removes a folder."""
+"""The folder of one run: made, written to, removed."""
 
-import contextlib
-import fcntl
 import os
 import shutil
-import stat
 import tempfile
 import time
 from pathlib import Path
 
 from disagg.errors import ConfigError
+from disagg.workers.left_folders import hold, identity, remove_left
 
 PARENT = Path("/tmp")
 """Not TMPDIR: Ray's socket paths must stay below 108 bytes."""
@@ -31,15 +29,13 @@ class RunFolder:
         Raises:
             ConfigError: there is no room for it, or it may not be made.
         """
-        remove_left(time.time())
+        remove_left(PARENT, PREFIX, time.time(), LEFT_S)
         try:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PARENT))
         except OSError as error:
             raise ConfigError(f"{PARENT}: {error.strerror}") from error
-        self._made = _identity(self.path)
-        # systemd-tmpfiles removes what nobody touched for days, but nothing that is locked.
-        self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._held, fcntl.LOCK_SH)
+        self._made = identity(self.path)
+        self._held = hold(self.path)
 
     def write(self, name: str, text: str) -> Path:
         """Leave a file there; returns its path.
@@ -69,41 +65,9 @@ class RunFolder:
             and self.path.parent == PARENT
             and self.path.name.startswith(PREFIX)
             and not self.path.is_symlink()
-            and _identity(self.path) == self._made
+            and identity(self.path) == self._made
         )
         if not made_here:
             raise RuntimeError(f"{self.path} is not the folder of this run; nothing is removed")
         os.close(self._held)
         shutil.rmtree(self.path)
-
-
-def remove_left(now_s: float) -> None:
-    """Remove the folders that this user's runs have left: killed ones, and those with faults.
-
-    Only what no run holds any more, and in which nothing was written for ``LEFT_S``.
-
-    Args:
-        now_s: Unix time, as files have it.
-    """
-    for path in PARENT.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # another start removes it, or may do so itself
-            _remove_one_left(path, now_s)
-
-
-def _remove_one_left(path: Path, now_s: float) -> None:
-    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        status = os.fstat(held)
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            return  # not as we make them
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its run goes on
-        written = [status.st_mtime, *(os.lstat(one).st_mtime for one in path.iterdir())]
-        if now_s - max(written) > LEFT_S and _identity(path) == (status.st_dev, status.st_ino):
-            shutil.rmtree(path, ignore_errors=True)  # follows no links
-    finally:
-        os.close(held)
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = os.lstat(path)
-    return status.st_dev, status.st_ino

@@ -66,6 +66,7 @@ def test_weights_of_another_shape(tmp_path: Path, num_ranks: int) -> None:
     assert refused.param == "model"
     assert "AssertionError in load" in refused.message
     assert "shape" in refused.message
+    assert f"the last tensor that was read: {name} of shape [1, " in refused.message
     left, end_s = shared_names() - before, time.monotonic() + 60
     while left & shared_names():  # of tests beside this one some are new, which go
         assert time.monotonic() < end_s, left & shared_names()

@@ -14,10 +14,11 @@ import pytest
 from disagg.cluster import local, run_folder
 from disagg.cluster.local import LocalCluster
 from disagg.cluster.processes import find_children
-from disagg.cluster.run_folder import PARENT, RunFolder
+from disagg.cluster.run_folder import LEFT_S, PARENT, PREFIX, RunFolder
 from disagg.commands.signals import hurry_on_signals, interrupt_on_signals
 from disagg.config import Settings
 from disagg.errors import ConfigError
+from disagg.workers.left_folders import remove_left
 
 ROOT = Path(__file__).parents[3]
 
@@ -173,7 +174,7 @@ def test_nothing_else_removes_folders() -> None:
             for node in ast.walk(ast.parse(path.read_text()))
         )
     ]
-    assert places == ["disagg/cluster/run_folder.py"]
+    assert places == ["disagg/cluster/run_folder.py", "workers/left_folders.py"]
 
 
 def test_a_run_folder_is_locked_while_its_run_lasts() -> None:
@@ -208,7 +209,6 @@ def test_what_killed_runs_have_left_goes_after_a_day(
 ) -> None:
     parent = tmp_path / "runs"
     parent.mkdir()
-    monkeypatch.setattr(run_folder, "PARENT", parent)
     left = parent / ("x-disagg-run-x" if case == "another name" else "disagg-run-x")
     if case == "a link":
         left.symlink_to(tmp_path)
@@ -218,7 +218,7 @@ def test_what_killed_runs_have_left_goes_after_a_day(
         left.mkdir(mode=0o755 if case == "open to others" else 0o700)
         (left / "router.log").write_text("x")
         (left / "work").symlink_to(tmp_path)
-    now_s = left.lstat().st_mtime + (0 if case == "young" else run_folder.LEFT_S + 60)
+    now_s = left.lstat().st_mtime + (0 if case == "young" else LEFT_S + 60)
     if case == "young log":
         os.utime(left / "router.log", (now_s, now_s))
     if case == "another's":
@@ -227,7 +227,7 @@ def test_what_killed_runs_have_left_goes_after_a_day(
     try:
         if case == "locked":
             fcntl.flock(held, fcntl.LOCK_SH)
-        run_folder.remove_left(now_s)
+        remove_left(parent, PREFIX, now_s, LEFT_S)
     finally:
         os.close(held)
     assert os.path.lexists(left) is not goes

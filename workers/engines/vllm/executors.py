@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from disagg.errors import ConfigError
+from disagg.workers.left_folders import hold, remove_left
 from disagg.workers.options import WorkerOptions
 
 THIS_HOST = "127.0.0.1"
@@ -22,6 +24,8 @@ _NO_WORD = (
     "the process of a rank ended before it was ready, perhaps killed for want of memory; what it"
     " said,"
 )
+LEFT_S = 60.0
+"""A folder that nobody holds may be one that is only just made."""
 FOLDER_MAX = 40
 """A socket's name has 107 characters at most, of which the own folder and vLLM's name take 60."""
 
@@ -55,19 +59,23 @@ def nameless_sockets(options: WorkerOptions) -> Iterator[None]:
     """Within it the queues of ranks on this host get sockets whose names are gone afterwards.
 
     vLLM never removes them: eight for each start of a worker of two ranks. An executor that is made
-    has seen all of them connected, and nobody needs a name any more.
+    has seen all of them connected, and nobody needs a name any more. What starts that were killed
+    have left is removed.
     """
     on_several_hosts = options.tensor_parallel_backend == "ray"  # they have no folder in common
     is_long = len(tempfile.gettempdir()) > FOLDER_MAX
     if options.tensor_parallel == 1 or on_several_hosts or is_long or SOCKETS in os.environ:
         yield
         return
+    remove_left(Path(tempfile.gettempdir()), FOLDER, time.time(), LEFT_S)
     with tempfile.TemporaryDirectory(prefix=FOLDER) as folder:
+        held = hold(Path(folder))
         os.environ[SOCKETS] = folder
         try:
             yield
         finally:
             del os.environ[SOCKETS]
+            os.close(held)
 
 
 @contextmanager
@@ -125,12 +133,13 @@ def _check_room() -> None:
 
 
 def said_by(error: BaseException) -> str:
-    """What vLLM says, in one line, without what pydantic and Ray put around it."""
+    """What vLLM says, and our notes, in one line, without what pydantic and Ray put around it."""
     cause = getattr(error, "cause", None) or error  # Ray's: of what was raised in a rank
     said = str(cause)
     if hasattr(cause, "errors"):
         said = "; ".join(each["msg"].removeprefix("Value error, ") for each in cause.errors())
-    return " ".join(said.split()) or _place(cause)
+    said = " ".join(said.split()) or _place(cause)
+    return " ".join([said, *getattr(cause, "__notes__", ())])
 
 
 def _place(error: BaseException) -> str:

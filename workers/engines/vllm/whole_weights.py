@@ -33,6 +33,7 @@ class WholeWeightsLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(replace(load_config, load_format="safetensors"))
+        self._read = ""
 
     def _prepare_weights(self, model_dir: str, *source: Any) -> tuple[Any, ...]:
         """As vLLM's: folder, files, whether they are safetensors, and their index's name."""
@@ -40,6 +41,13 @@ class WholeWeightsLoader(DefaultModelLoader):  # type: ignore[misc]
         if Path(folder) == Path(model_dir):  # else weights of a part, which a model looks for
             files = [str(file) for file in weight_files(Path(model_dir))]
         return folder, files, *rest
+
+    def get_all_weights(self, *source: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """As vLLM's: names and tensors of the checkpoint, one after the other."""
+        for name, tensor in super().get_all_weights(*source):
+            self._read = f"{name} of shape {list(tensor.shape)}"
+            yield name, tensor
+        self._read = ""
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """Load them; raises ValueError for what the checkpoint has nothing for.
@@ -49,7 +57,12 @@ class WholeWeightsLoader(DefaultModelLoader):  # type: ignore[misc]
         asked = dict(_not_asked(model))
         for weight in asked.values():
             weight.data.fill_(torch.nan)
-        super().load_weights(model, model_config)
+        try:
+            super().load_weights(model, model_config)
+        except Exception as error:  # an assertion of a shape names no tensor
+            if self._read:
+                error.add_note(f"(the last tensor that was read: {self._read})")
+            raise
         missing = [name for name, weight in asked.items() if torch.isnan(weight.amax())]
         if missing:
             more = f" and {len(missing) - NAMED_MAX} more" if len(missing) > NAMED_MAX else ""

@@ -1,13 +1,18 @@
 """Where vLLM's queues have their sockets while the ranks of this host start."""
 
 import os
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from disagg.workers.engines.vllm import executors
 from disagg.workers.engines.vllm.executors import (
     SOCKETS,
     leaves_its_reason,
@@ -22,6 +27,13 @@ def options(**given: object) -> WorkerOptions:
     return WorkerOptions(**(plain | {"router_addresses": ()} | given))  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """For temporary files; pytest's names are too long for sockets."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_folder_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
     monkeypatch.delenv(SOCKETS, raising=False)
@@ -32,6 +44,53 @@ def test_the_folder_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch, *, fails
             raise OSError("no rank starts")
     assert not folder.exists()
     assert SOCKETS not in os.environ
+
+
+KILLED = """
+import os, sys, tempfile
+from disagg.workers.engines.vllm.executors import SOCKETS, nameless_sockets
+from tests.unit.workers.engines.test_vllm_executors import options
+tempfile.tempdir = sys.argv[1]
+with nameless_sockets(options(tensor_parallel=2)):
+    print(os.environ[SOCKETS], flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_start_has_left_goes_with_the_next(
+    monkeypatch: pytest.MonkeyPatch, short_folder: Path
+) -> None:
+    monkeypatch.delenv(SOCKETS, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(short_folder))
+    monkeypatch.setattr(executors, "LEFT_S", -1.0)  # as if all were old
+    command = [sys.executable, "-c", KILLED, str(short_folder)]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as start:
+        assert start.stdout is not None
+        folder = Path(start.stdout.readline().strip())
+        (folder / "socket").touch()
+        with nameless_sockets(options(tensor_parallel=2)):
+            assert (folder / "socket").exists()  # it goes on
+            assert len(os.listdir(short_folder)) == 2
+        start.kill()
+    assert folder.exists()
+    with nameless_sockets(options(tensor_parallel=2)):
+        assert not folder.exists()
+    assert os.listdir(short_folder) == []
+
+
+def test_a_folder_that_is_only_just_made_stays(
+    monkeypatch: pytest.MonkeyPatch, short_folder: Path
+) -> None:
+    """Its own start may not hold it yet."""
+    monkeypatch.delenv(SOCKETS, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(short_folder))
+    made = short_folder / f"{executors.FOLDER}made"
+    made.mkdir(mode=0o700)
+    with nameless_sockets(options(tensor_parallel=2)):
+        assert made.exists()
+    os.utime(made, (0, 0))
+    with nameless_sockets(options(tensor_parallel=2)):  # negative control
+        assert not made.exists()
 
 
 @pytest.mark.parametrize(
