@@ -13,7 +13,12 @@ from disagg.errors import ConfigError
 from disagg.kv.hashing import check_secret
 from disagg.kv.shapes.model_shapes import read_shape
 from disagg.router.keys import parse_keys
-from disagg.tls.certificate_files import NODE_NAME, expiry_warning, read_certificate
+from disagg.tls.certificate_files import (
+    KEY_FILE,
+    NODE_NAME,
+    expiry_warning,
+    read_certificate,
+)
 from disagg.tls.given_file import read_given
 from disagg.workers.engines.checkpoint_files import ADAPTER, read_json, read_weights, why_pickled
 
@@ -64,12 +69,16 @@ def _is_taken(host: str, port: int) -> bool:
 
 
 def look_at_certificate(directory: str) -> Finding:
-    """This node's certificate: whether it can be used, and for how long."""
+    """This node's certificate: whether it can be used, for how long, and who else can read its key.
+
+    A group may read what is root's, as Kubernetes mounts secrets (and PostgreSQL has it).
+    """
     if not directory:
         return note("certificate", "none: workers and router have to be on this machine")
     now = datetime.now(UTC)
+    key = Path(directory).expanduser() / KEY_FILE
     try:
-        certificate = read_certificate(Path(directory).expanduser(), (NODE_NAME,), now)
+        certificate = read_certificate(key.parent, (NODE_NAME,), now)
     except ConfigError as error:
         advice = "disagg certificates create, then copy its folder node/ here (docs/security.md)"
         return fault("certificate", error.message, advice)
@@ -77,6 +86,9 @@ def look_at_certificate(directory: str) -> Finding:
     if soon := expiry_warning(certificate, now):
         advice = "renew it: the same disagg certificates create, and copy; nothing is restarted"
         return warning("certificate", f"{directory} {soon}", advice)
+    status = key.stat()
+    if status.st_mode & 0o070 and status.st_uid:
+        return warning("certificate", f"the group of {key} can read it", f"chmod 600 {key}")
     return ok("certificate", seen)
 
 

@@ -1,7 +1,9 @@
 """What `disagg doctor` says of machines, settings and fleets, well and ill."""
 
+import os
 import socket
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from disagg.commands.setup_findings import (
 from disagg.commands.transfer_findings import ROUNDS_MAX, Ports, measure_pairs, measured, pairs_of
 from disagg.config import Settings
 from disagg.telemetry.open_files import UNLIMITED
+from disagg.tls.authority import create_certificates
 from tests.checkpoints import make_checkpoint, make_no_file
 
 GROUP = {"group": 0, "kind": "full_attention", "pulled_bytes": 2_000_000}
@@ -158,6 +161,21 @@ def test_certificates_and_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         found = list(look_at_ray(f"127.0.0.1:{head.getsockname()[1]}"))
     assert [one.level for one in found] == [Level.OK, Level.OK]
     assert "secret" not in str(found)
+
+
+def test_a_key_that_a_group_can_read_is_a_warning(tmp_path: Path) -> None:
+    nodes, _ = create_certificates(tmp_path / "made", 90, datetime.now(UTC))
+    key = nodes / "tls.key"
+    assert look_at_certificate(str(nodes)).level is Level.OK
+    key.chmod(0o640)
+    if not os.geteuid():  # as Kubernetes mounts it
+        assert look_at_certificate(str(nodes)).level is Level.OK
+        os.chown(key, 1000, 1000)
+    found = look_at_certificate(str(nodes))
+    assert (found.level, found.advice) == (Level.WARNING, f"chmod 600 {key}")
+    assert found.seen == f"the group of {key} can read it"
+    key.chmod(0o644)
+    assert look_at_certificate(str(nodes)).level is Level.FAULT
 
 
 def test_secrets_that_the_settings_name(tmp_path: Path) -> None:
