@@ -2,6 +2,7 @@
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from disagg.errors import ConfigError
@@ -13,9 +14,9 @@ def check_writable(path: Path, option: str) -> None:
     Raises:
         ConfigError: it is a folder, or its folder is missing or takes no files.
     """
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):  # of a name that is too long Path's own raises
         raise ConfigError(f"{option}: {path.parent} is no directory", param=option)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(f"{option}: {path} is a directory", param=option)
     if _is_special(path):
         return
@@ -41,16 +42,22 @@ def write_whole(path: Path, content: bytes, option: str) -> None:
             path.write_bytes(content)
             return
         beside.write_bytes(content)
-        beside.replace(path.resolve())
+        beside.replace(_target(path))
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
         raise ConfigError(f"{option}: {path}: {error.strerror}", param=option) from None
 
 
 def _beside(path: Path) -> Path:
     """In the same folder, so that it can take the other's place; of this process alone."""
-    target = path.resolve()
+    target = _target(path)
     return target.with_name(f".{target.name}.{os.getpid()}.new")
+
+
+def _target(path: Path) -> Path:
+    """Where links lead; of one that leads to itself it is the link."""
+    return Path(os.path.realpath(path))
 
 
 def _is_special(path: Path) -> bool:

@@ -70,3 +70,20 @@ def test_where_no_file_can_be(tmp_path: Path, name: str, said: str) -> None:
 def test_a_folder_that_takes_no_files() -> None:
     with pytest.raises(ConfigError, match=r"^--out: /proc/c.json: "):
         check_writable(Path("/proc/c.json"), "--out")
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 300 + "/c.json", "c" * 250])
+def test_a_name_that_is_too_long(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--out: "):
+        check_writable(tmp_path / name, "--out")
+    with pytest.raises(ConfigError, match="File name too long"):
+        write_whole(tmp_path / name, b"x", "--out")
+    assert names(tmp_path) == []
+
+
+def test_a_link_to_itself_is_replaced(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    check_writable(link, "--out")
+    write_whole(link, b"x", "--out")
+    assert link.read_bytes() == b"x"
