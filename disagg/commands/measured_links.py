@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import multiprocessing
+import signal
 import statistics
 import threading
 import time
@@ -14,6 +15,7 @@ import grpc
 import numpy as np
 import torch
 
+from disagg.cluster.processes import end_with_parent
 from disagg.commands.rounds import Say
 from disagg.errors import RemoteFault
 from disagg.routing.estimates.least_squares import solve
@@ -58,7 +60,10 @@ def measure_links(
     peer = context.Process(
         target=serve_peer, args=(theirs, block_bytes, device, handle_bytes_max), daemon=True
     )
+    # Of a terminal's Ctrl-C it hears nothing: it ends with this process, without a word.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     peer.start()
+    signal.signal(signal.SIGINT, before)
     theirs.close()
     try:
         pool, port = _answer(pipe)
@@ -175,6 +180,10 @@ def serve_peer(
     pipe: "Connection[Any, Any]", block_bytes: int, device: str, handle_bytes_max: int
 ) -> None:
     """Lend memory to READs, and send messages back, until the other side says so or has ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    assert parent.pid is not None
+    end_with_parent(parent.pid)
     try:
         transport = NixlTransport(
             "calibration:owner",
