@@ -68,6 +68,8 @@ class GenerationRequest:
     tpot_ms: float | None = None
     shed: bool | None = None
     """See ``Slo``; None: as the deployment has it."""
+    hand_over: bool | None = None
+    """See ``NewRequest``."""
     cache_salt: str = field(default="", repr=False)
     grammar: str = field(default="", repr=False)
     """See ``SamplingParams.grammar``; "": the answer is free."""

@@ -332,6 +332,7 @@ def _generation_request(request: router_pb2.GenerateRequest, tokens_max: int) ->
         ttft_ms=request.ttft_ms if request.HasField("ttft_ms") else None,
         tpot_ms=request.tpot_ms if request.HasField("tpot_ms") else None,
         shed=request.shed if request.HasField("shed") else None,
+        hand_over=request.hand_over if request.HasField("hand_over") else None,
     )
     if not request.HasField("sampling"):
         return build(max_tokens=None)

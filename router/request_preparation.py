@@ -152,6 +152,7 @@ class Preparation:
             slo,
             received_ms=received_ms,
             revision=revision,
+            hand_over=request.hand_over,
         )
 
     def _check_tools(self) -> None:

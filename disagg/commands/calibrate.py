@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -107,6 +107,11 @@ def calibrate(
     name = model_name(settings)
     check_writable(out, "--out")
     running = RunningFleet(fleet, name, admin) if fleet else None
+    if running is not None and settings.router.policy == "estimated":
+        # Its plans are to be the same ones each time, and those of the simulation.
+        running = replace(running, hand_over=True)
+        rule = settings.router.model_copy(update={"policy": "prefix_then_load"})
+        settings = settings.model_copy(update={"router": rule})
     workers: Workers = frozenset()
     fleet_tokens = 0
     if running is not None:  # what is wrong with it is known before minutes have gone by

@@ -98,11 +98,13 @@ class RunningFleet:
         url: of a router's HTTP port.
         model: its name.
         admin: of the same router's admin port; "": workers are not asked what they took.
+        hand_over: what its requests say of that; None: nothing.
     """
 
     url: str
     model: str
     admin: str = ""
+    hand_over: bool | None = None
 
     def wait_until_idle(self) -> frozenset[FleetWorker]:
         """Let requests end that are about to, where there is an admin port to ask.
@@ -216,6 +218,8 @@ class RunningFleet:
             "stream": True,
             "return_token_ids": True,  # or a token without text would come unseen
         }
+        if self.hand_over is not None:
+            asked["disagg"] = {"hand_over": self.hand_over}
         headers = own_key() | {"Content-Type": "application/json", "X-Request-Id": request_id}
         where = self.url.rstrip("/") + "/v1/completions"
         request = urllib.request.Request(where, json.dumps(asked).encode(), headers)

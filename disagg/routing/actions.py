@@ -31,6 +31,9 @@ class NewRequest:
     priority: int = 0
     """Where several requests of its tenant wait: lower goes first, then who came first."""
     slo: Slo = NO_SLO
+    hand_over: bool | None = None
+    """True: planned by the rule that hands over all that fits; False: by the one that hands over
+    nothing; None: by the deployment's policy."""
     group: int = 0
     """Number of the client's request, where several requests here make it up; 0: it is the only
     one."""

@@ -36,6 +36,8 @@ from disagg.routing.fleet import Fleet
 from disagg.routing.live_requests import LiveRequests
 from disagg.routing.options import RoutingOptions
 from disagg.routing.planner import Planner
+from disagg.routing.policy.local import Local
+from disagg.routing.policy.prefix_then_load import PrefixThenLoad
 from disagg.routing.policy.registry import make_policy
 from disagg.routing.record import RequestRecord
 from disagg.routing.report_pace import ReportPace
@@ -82,9 +84,14 @@ class RouterCore:
             options.worker_silent_ms, self._revisions, rooms, options.worker_silent_busy_ms
         )
         self._resets = CacheResets(self.counters, router_id)
+        policies = {
+            None: make_policy(options.policy, options.policy_options),
+            True: PrefixThenLoad(options.policy_options),
+            False: Local(options.policy_options),
+        }
         planner = Planner(
             self._fleet,
-            make_policy(options.policy, options.policy_options),
+            policies,
             self._resets,
             options.policy_options.slo_tpot_ms,
             options.on_plan_bug,

@@ -1,6 +1,6 @@
 """From a request and the fleet to a plan: who can serve it at all, then the policy's choice."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil
@@ -40,7 +40,7 @@ class Planner:
 
     Args:
         fleet: the workers.
-        policy: chooses among those that can serve the request.
+        policies: each chooses among those that can serve a request, by `NewRequest.hand_over`.
         resets: of the prefix caches; nobody pulls a prefix of a worker that may have missed the
             last one, and no lease from before it is taken over.
         slo_tpot_ms: what everybody's time per token should stay below, for estimates; 0: any.
@@ -51,13 +51,13 @@ class Planner:
     def __init__(
         self,
         fleet: Fleet,
-        policy: Policy,
+        policies: Mapping[bool | None, Policy],
         resets: CacheResets,
         slo_tpot_ms: float = 0.0,
         on_bug: OnBug | None = None,
     ) -> None:
         self._fleet = fleet
-        self._policy = policy
+        self._policies = policies
         self._slo_tpot_ms = slo_tpot_ms
         self._resets = resets
         self._on_bug = on_bug
@@ -73,7 +73,8 @@ class Planner:
         """
         with self._this_one_alone(request):
             revision, ready = self._settle(request)
-            return self._plan(self._demand(now_ms, request), self._able(request, revision, ready))
+            policy, demand = self._policies[request.hand_over], self._demand(now_ms, request)
+            return self._plan(policy, demand, self._able(request, revision, ready))
 
     def plan_in_turn(self, now_ms: int, request: RoutedRequest, num_behind: int = 0) -> Plan | None:
         """The same for a request that can wait; None while there is no room for it.
@@ -87,9 +88,12 @@ class Planner:
         """
         with self._this_one_alone(request):
             revision, ready = self._settle(request)
-            demand = self._demand(now_ms, request, num_behind)
+            policy, demand = (
+                self._policies[request.hand_over],
+                self._demand(now_ms, request, num_behind),
+            )
             candidates = self._able(request, revision, ready)
-            plan = self._plan(demand, candidates)
+            plan = self._plan(policy, demand, candidates)
             is_trial = self._shed(now_ms, request, demand, plan)
             roomy = self._fleet.rooms.roomy
             chosen = candidates.of((plan.prefill.incarnation, plan.decode.incarnation))
@@ -97,8 +101,8 @@ class Planner:
                 with_room = candidates.only(roomy)
                 if not with_room.can_decode:
                     return None
-                other = self._plan(demand, with_room)
-                if self._policy.waits(plan, other):
+                other = self._plan(policy, demand, with_room)
+                if policy.waits(plan, other):
                     return None
                 plan = other
             if request.held_until_ms and not plan.hold_ms:
@@ -186,8 +190,8 @@ class Planner:
             self._on_bug(request.request_id, error)
             raise PlanError("planning it failed, the router's log says how") from error
 
-    def _plan(self, demand: Demand, candidates: Candidates) -> Plan:
-        plan = self._policy.plan(demand, candidates)
+    def _plan(self, policy: Policy, demand: Demand, candidates: Candidates) -> Plan:
+        plan = policy.plan(demand, candidates)
         if not (plan.prefill.can_prefill and plan.decode.can_decode):
             raise InvariantViolation(f"a plan that has no room where it goes: {plan.reason}")
         if plan.pull is not None and not self._resets.has_reset(plan.pull.incarnation):

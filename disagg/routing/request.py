@@ -65,6 +65,7 @@ class RoutedRequest:
         self.claim = request.claim
         self.cache_salt = request.cache_salt
         self.slo = request.slo
+        self.hand_over = request.hand_over
         self.sampling = sampling
         self.revision = request.revision
         self.hashes = request.hashes

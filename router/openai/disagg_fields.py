@@ -9,7 +9,7 @@ from disagg.router.openai.body import Strict
 
 
 class DisaggFields(Strict):
-    """What the request wants of its times (docs/policies.md)."""
+    """What the request wants of its times and its plan (docs/policies.md)."""
 
     ttft_ms: Annotated[int, Field(ge=1, le=SLO_MS_MAX)] | None = None
     """From its arrival to its first token."""
@@ -17,8 +17,11 @@ class DisaggFields(Strict):
     """Mean time per token after it."""
     shed: bool | None = None
     """Answer 429 at once where no plan is expected to keep ``ttft_ms``."""
+    hand_over: bool | None = None
+    """True: as ``prefix_then_load`` plans, so it is handed over where both roles can; false: one
+    worker serves it alone. Else as ``router.policy`` has it."""
 
 
-def slo_of(given: DisaggFields | None) -> dict[str, Any]:
+def fields_of(given: DisaggFields | None) -> dict[str, Any]:
     """The fields of a ``GenerationRequest`` that say so."""
     return {} if given is None else given.model_dump()

@@ -19,7 +19,7 @@ from disagg.router.generation_request import (
 )
 from disagg.router.openai.answer_form import AnswerForm
 from disagg.router.openai.body import Strict
-from disagg.router.openai.disagg_fields import DisaggFields, slo_of
+from disagg.router.openai.disagg_fields import DisaggFields, fields_of
 from disagg.router.openai.logit_bias import LogitBias
 from disagg.router.openai.response_format import ResponseFormat
 from disagg.router.openai.shown_prompt import ShownPrompt
@@ -175,7 +175,7 @@ class GenerationFields(Strict):
             least_max_tokens=1 if self.prompt_logprobs is None else 0,
             ignore_eos=bool(self.ignore_eos),
             priority=self.priority or 0,
-            **slo_of(self.disagg),
+            **fields_of(self.disagg),
             add_special_tokens=self.add_special_tokens,
             cache_salt=self.cache_salt or "",
             grammar=self.response_format.grammar() if self.response_format else "",

@@ -16,7 +16,7 @@ from disagg.router.generation_request import (
 from disagg.router.openai.answer_form import AnswerForm
 from disagg.router.openai.body import ITEMS_MAX, Strict, read_object, validate
 from disagg.router.openai.chat_message import check_arguments
-from disagg.router.openai.disagg_fields import DisaggFields, slo_of
+from disagg.router.openai.disagg_fields import DisaggFields, fields_of
 from disagg.router.openai.response_format import JsonSchema, ResponseFormat
 from disagg.router.openai.responses_items import CallItem, Item, as_items, messages_of
 from disagg.router.openai.shown_prompt import ShownPrompt
@@ -216,7 +216,7 @@ class ResponsesRequest(Strict):
             top_p=self.top_p,
             top_k=self.top_k,
             seed=self.seed,
-            **slo_of(self.disagg),
+            **fields_of(self.disagg),
             cache_salt=self.cache_salt or "",
             grammar=self._format().grammar(),
             grammar_field="text.format",

@@ -4,14 +4,16 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from disagg.commands.finding import Level
 from disagg.commands.status_view import fetch
 from disagg.commands.transfer_findings import Ports, measure_pairs
-from tests.process.harness import ROOT
-from tests.process.served_model import ServedModel
+from tests.checkpoints import make_checkpoint
+from tests.process.harness import ROOT, Cluster, running
+from tests.process.served_model import WINDOW, ServedModel
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -29,6 +31,22 @@ def test_hand_overs_are_measured_where_they_work_and_named_where_not(gemma3: Ser
     assert int(shown[1]) > 0
     assert int(shown[2]) > 0
     cluster.wait_quiescent()
+
+
+def test_pairs_are_measured_where_the_policy_would_hand_nothing_over(tmp_path: Path) -> None:
+    """An idle fleet may serve short prompts faster by one worker: the default finds that out."""
+    directory = make_checkpoint(tmp_path / "gemma3", "gemma3", window=WINDOW)
+    cluster = Cluster(directory, tmp_path, {}, {"policy": "local"})
+    with running(cluster, p0="prefill", d0="decode", d1="decode"):
+        ports = Ports(cluster.admin_url, cluster.url, BOUND_S)
+        found = list(measure_pairs(fetch(cluster.admin_url, BOUND_S), ports, 64))
+        assert [one.subject for one in found] == ["p0 → d0", "p0 → d1"]
+        assert {one.level for one in found} == {Level.OK}, found
+        served = ServedModel(cluster)
+        prompt = served.prompt(40, 4)
+        served.ask(prompt, "control")
+        (only,) = cluster.record("control")["generations"]
+        assert only["prefill"] == only["decode"], "control: others are not handed over"
 
 
 def test_the_command_says_all_of_it_and_its_exit_code(gemma3: ServedModel) -> None:

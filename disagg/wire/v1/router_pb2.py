@@ -28,7 +28,7 @@ from disagg.wire.v1 import registration_pb2 as disagg_dot_wire_dot_v1_dot_regist
 from disagg.wire.v1 import sampling_pb2 as disagg_dot_wire_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64isagg/wire/v1/router.proto\x12\x0e\x64isagg.wire.v1\x1a\x1d\x64isagg/wire/v1/identity.proto\x1a\x1c\x64isagg/wire/v1/outputs.proto\x1a!disagg/wire/v1/registration.proto\x1a\x1d\x64isagg/wire/v1/sampling.proto\"\x91\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.disagg.wire.v1.SamplingParams\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x14\n\x07ttft_ms\x18\x14 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07tpot_ms\x18\x15 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04shed\x18\x16 \x01(\x08H\x02\x88\x01\x01\x42\n\n\x08_ttft_msB\n\n\x08_tpot_msB\x07\n\x05_shed\"\x89\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x01\x12(\n\x03top\x18\x05 \x03(\x0b\x32\x1b.disagg.wire.v1.TopLogprobs\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\x37\n\x0fprompt_logprobs\x18\x0f \x01(\x0b\x32\x1e.disagg.wire.v1.PromptLogprobs\"T\n\x0cMatchRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x12\n\ncache_salt\x18\x04 \x01(\t\"u\n\x0bWorkerMatch\x12+\n\x06worker\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x15\n\rusable_tokens\x18\x03 \x01(\r\x12\x14\n\x0cgroup_tokens\x18\x04 \x03(\r\"G\n\nCacheMatch\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rusable_tokens\x18\x02 \x01(\r\x12\x14\n\x0cgroup_tokens\x18\x03 \x03(\r\"\x7f\n\rMatchResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12,\n\x07workers\x18\x02 \x03(\x0b\x32\x1b.disagg.wire.v1.WorkerMatch\x12,\n\x08\x66ollowed\x18\x03 \x03(\x0b\x32\x1a.disagg.wire.v1.CacheMatch2\xee\x01\n\x06Router\x12M\n\x08Register\x12\x1f.disagg.wire.v1.RegisterRequest\x1a .disagg.wire.v1.RegisterResponse\x12O\n\x08Generate\x12\x1f.disagg.wire.v1.GenerateRequest\x1a .disagg.wire.v1.GenerateResponse0\x01\x12\x44\n\x05Match\x12\x1c.disagg.wire.v1.MatchRequest\x1a\x1d.disagg.wire.v1.MatchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64isagg/wire/v1/router.proto\x12\x0e\x64isagg.wire.v1\x1a\x1d\x64isagg/wire/v1/identity.proto\x1a\x1c\x64isagg/wire/v1/outputs.proto\x1a!disagg/wire/v1/registration.proto\x1a\x1d\x64isagg/wire/v1/sampling.proto\"\xb7\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.disagg.wire.v1.SamplingParams\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x14\n\x07ttft_ms\x18\x14 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07tpot_ms\x18\x15 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04shed\x18\x16 \x01(\x08H\x02\x88\x01\x01\x12\x16\n\thand_over\x18\x17 \x01(\x08H\x03\x88\x01\x01\x42\n\n\x08_ttft_msB\n\n\x08_tpot_msB\x07\n\x05_shedB\x0c\n\n_hand_over\"\x89\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x01\x12(\n\x03top\x18\x05 \x03(\x0b\x32\x1b.disagg.wire.v1.TopLogprobs\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\x37\n\x0fprompt_logprobs\x18\x0f \x01(\x0b\x32\x1e.disagg.wire.v1.PromptLogprobs\"T\n\x0cMatchRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x12\n\ncache_salt\x18\x04 \x01(\t\"u\n\x0bWorkerMatch\x12+\n\x06worker\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x15\n\rusable_tokens\x18\x03 \x01(\r\x12\x14\n\x0cgroup_tokens\x18\x04 \x03(\r\"G\n\nCacheMatch\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rusable_tokens\x18\x02 \x01(\r\x12\x14\n\x0cgroup_tokens\x18\x03 \x03(\r\"\x7f\n\rMatchResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12,\n\x07workers\x18\x02 \x03(\x0b\x32\x1b.disagg.wire.v1.WorkerMatch\x12,\n\x08\x66ollowed\x18\x03 \x03(\x0b\x32\x1a.disagg.wire.v1.CacheMatch2\xee\x01\n\x06Router\x12M\n\x08Register\x12\x1f.disagg.wire.v1.RegisterRequest\x1a .disagg.wire.v1.RegisterResponse\x12O\n\x08Generate\x12\x1f.disagg.wire.v1.GenerateRequest\x1a .disagg.wire.v1.GenerateResponse0\x01\x12\x44\n\x05Match\x12\x1c.disagg.wire.v1.MatchRequest\x1a\x1d.disagg.wire.v1.MatchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,17 +36,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disagg.wire.v1.router_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=175
-  _globals['_GENERATEREQUEST']._serialized_end=448
-  _globals['_GENERATERESPONSE']._serialized_start=451
-  _globals['_GENERATERESPONSE']._serialized_end=716
-  _globals['_MATCHREQUEST']._serialized_start=718
-  _globals['_MATCHREQUEST']._serialized_end=802
-  _globals['_WORKERMATCH']._serialized_start=804
-  _globals['_WORKERMATCH']._serialized_end=921
-  _globals['_CACHEMATCH']._serialized_start=923
-  _globals['_CACHEMATCH']._serialized_end=994
-  _globals['_MATCHRESPONSE']._serialized_start=996
-  _globals['_MATCHRESPONSE']._serialized_end=1123
-  _globals['_ROUTER']._serialized_start=1126
-  _globals['_ROUTER']._serialized_end=1364
+  _globals['_GENERATEREQUEST']._serialized_end=486
+  _globals['_GENERATERESPONSE']._serialized_start=489
+  _globals['_GENERATERESPONSE']._serialized_end=754
+  _globals['_MATCHREQUEST']._serialized_start=756
+  _globals['_MATCHREQUEST']._serialized_end=840
+  _globals['_WORKERMATCH']._serialized_start=842
+  _globals['_WORKERMATCH']._serialized_end=959
+  _globals['_CACHEMATCH']._serialized_start=961
+  _globals['_CACHEMATCH']._serialized_end=1032
+  _globals['_MATCHRESPONSE']._serialized_start=1034
+  _globals['_MATCHRESPONSE']._serialized_end=1161
+  _globals['_ROUTER']._serialized_start=1164
+  _globals['_ROUTER']._serialized_end=1402
 # @@protoc_insertion_point(module_scope)

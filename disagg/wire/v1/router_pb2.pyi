@@ -29,6 +29,7 @@ class GenerateRequest(google.protobuf.message.Message):
     TTFT_MS_FIELD_NUMBER: builtins.int
     TPOT_MS_FIELD_NUMBER: builtins.int
     SHED_FIELD_NUMBER: builtins.int
+    HAND_OVER_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """"": the router chooses"""
     model: builtins.str
@@ -41,6 +42,8 @@ class GenerateRequest(google.protobuf.message.Message):
     tpot_ms: builtins.float
     shed: builtins.bool
     """refuse it where no plan is expected to keep ttft_ms"""
+    hand_over: builtins.bool
+    """always, or never; not set: as router.policy has it"""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """or tokens"""
@@ -60,9 +63,12 @@ class GenerateRequest(google.protobuf.message.Message):
         ttft_ms: builtins.int | None = ...,
         tpot_ms: builtins.float | None = ...,
         shed: builtins.bool | None = ...,
+        hand_over: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_shed", b"_shed", "_tpot_ms", b"_tpot_ms", "_ttft_ms", b"_ttft_ms", "sampling", b"sampling", "shed", b"shed", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_shed", b"_shed", "_tpot_ms", b"_tpot_ms", "_ttft_ms", b"_ttft_ms", "cache_salt", b"cache_salt", "ignore_eos", b"ignore_eos", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "shed", b"shed", "token_ids", b"token_ids", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_hand_over", b"_hand_over", "_shed", b"_shed", "_tpot_ms", b"_tpot_ms", "_ttft_ms", b"_ttft_ms", "hand_over", b"hand_over", "sampling", b"sampling", "shed", b"shed", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_hand_over", b"_hand_over", "_shed", b"_shed", "_tpot_ms", b"_tpot_ms", "_ttft_ms", b"_ttft_ms", "cache_salt", b"cache_salt", "hand_over", b"hand_over", "ignore_eos", b"ignore_eos", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "shed", b"shed", "token_ids", b"token_ids", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_hand_over", b"_hand_over"]) -> typing.Literal["hand_over"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_shed", b"_shed"]) -> typing.Literal["shed"] | None: ...
     @typing.overload

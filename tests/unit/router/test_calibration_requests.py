@@ -29,3 +29,14 @@ async def test_what_the_fleet_refuses_is_said_in_its_words(house):
     fleet = RunningFleet(house.url, "another")
     with pytest.raises(RemoteFault, match=r"answered 404: .*'another' does not exist; 'tiny' is"):
         await asyncio.to_thread(fleet.stream, [5, 6], _Stream(), NUM_TOKENS)
+
+
+async def test_requests_say_whether_they_are_to_be_handed_over(open_house):
+    """Else a fleet's own policy might plan each of them otherwise."""
+    house = await open_house()
+    await house.add()
+    for hand_over in (True, False, None):
+        fleet = RunningFleet(house.url, "tiny", hand_over=hand_over)
+        request_id = await asyncio.to_thread(fleet.stream, [5, 6], _Stream(), NUM_TOKENS)
+        found = house.app.dispatcher.core._live.find(request_id)
+        assert found.hand_over is hand_over

@@ -157,6 +157,7 @@ async def test_a_deployment_sheds_and_a_request_may_want_otherwise(open_house):
         ({"shed": 1}, "disagg.shed"),
         ({"shed": True}, "disagg.shed"),
         ({"shed": True, "tpot_ms": 50}, "disagg.shed"),
+        ({"hand_over": 1}, "disagg.hand_over"),
         ({"speed": 1}, "disagg.speed"),
         (7, "disagg"),
     ],
