@@ -73,7 +73,8 @@ class Planner:
         """
         with self._this_one_alone(request):
             revision, ready = self._settle(request)
-            policy, demand = self._policies[request.hand_over], self._demand(now_ms, request)
+            policy = self._policies[request.hand_over]
+            demand = self._demand(now_ms, request)
             return self._plan(policy, demand, self._able(request, revision, ready))
 
     def plan_in_turn(self, now_ms: int, request: RoutedRequest, num_behind: int = 0) -> Plan | None:
@@ -88,10 +89,8 @@ class Planner:
         """
         with self._this_one_alone(request):
             revision, ready = self._settle(request)
-            policy, demand = (
-                self._policies[request.hand_over],
-                self._demand(now_ms, request, num_behind),
-            )
+            policy = self._policies[request.hand_over]
+            demand = self._demand(now_ms, request, num_behind)
             candidates = self._able(request, revision, ready)
             plan = self._plan(policy, demand, candidates)
             is_trial = self._shed(now_ms, request, demand, plan)
