@@ -5,7 +5,6 @@ from enum import StrEnum
 
 from disagg.kv.blocks.cache_policy import CachePolicy
 from disagg.kv.shapes.layout import KVCacheLayout
-from disagg.routing.policy.registry import DEFAULT_POLICY
 from disagg.testing.simulation.symbolic_engine import VOCAB_SIZE
 from disagg.testing.simulation.symbolic_tier import SimulatedTier
 
@@ -76,8 +75,9 @@ class SimulationConfig:
     """Requests that go on after an earlier one's answer."""
     scored_per_mille: int = 0
     """Requests that ask for log-probabilities of their prompts; some of them for no tokens."""
-    policy: str = DEFAULT_POLICY
-    """Name of the rule by which the router plans."""
+    policy: str = "prefix_then_load"
+    """Name of the rule by which the router plans. By default all is handed over that fits: that is
+    what faults are to hit."""
     pull_tokens_min: int = 8
     wild_pulls_per_mille: int = 0
     """Prefills that are sent to pull from anybody, whatever is there."""

@@ -57,7 +57,7 @@ NUM_STATES = {
     "generation": 486,
     "generation-read-error": 2_794,
     "generation-step-error": 4_116,
-    "generation-steps": 15_130,
+    "generation-steps": 15_878,
     "generation-refused": 3_484,
     "generation-prefill-crash": 3_190,
     "generation-decode-crash": 2_340,

@@ -43,6 +43,7 @@ def test_a_start_that_fails_before_any_log_leaves_no_folder(
 
     monkeypatch.setattr(run_folder, "PARENT", tmp_path)
     monkeypatch.setattr(local, "router_options", lambda _: None)
+    monkeypatch.setattr(local, "check_files", lambda _: None)
     monkeypatch.setattr(local, "with_certificates", full)
     said: list[str] = []
     with pytest.raises(ConfigError, match="No space left"):
