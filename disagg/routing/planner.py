@@ -25,6 +25,7 @@ from disagg.routing.revisions import Revision
 from disagg.routing.trials import Trials
 
 RELIEF_QUEUES_MAX = 4
+"""Workers that are asked for memory to spare, those with the shortest queues."""
 RELIEF_QUEUE_MS = 150.0
 """Who would wait for longer elsewhere stays where it lost its memory: it may come back sooner."""
 

@@ -18,11 +18,7 @@ def test_a_request_is_planned_as_it_wants(policy: str) -> None:
 
 
 def test_control_without_a_wish_it_is_the_policys() -> None:
-    router = fleet(P, D)
-    say(router, P, num_prefill_tokens_queued=9_000, num_waiting=5)
-    say(router, D, num_running=1)
-    assert roles(served(router)) == {"d": Role.LOCAL}
-    again = fleet(P, D)
-    say(again, P, num_prefill_tokens_queued=9_000, num_waiting=5)
-    say(again, D, num_running=1)
-    assert roles(served(again, hand_over=True)) == HANDED_OVER
+    for wanted, expected in ((None, {"d": Role.LOCAL}), (True, HANDED_OVER)):
+        router = fleet(P, D)
+        say(router, P, num_prefill_tokens_queued=9_000, num_waiting=5)
+        assert roles(served(router, hand_over=wanted)) == expected
